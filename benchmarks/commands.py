@@ -158,6 +158,33 @@ def scale(
 
 
 @app.command()
+def origin(
+    split: SplitName = "report",
+    only: Annotated[str, typer.Option(help="Only cases whose family or fault contains this, such as sqrt.")] = "",
+    size: Annotated[str, typer.Option(help="Only time a decoder of this size: tiny, 10m or 124m.")] = "",
+    device: Device = None,
+) -> None:
+    """Plant non-finite values, forward and backward, and count what `surefoot.locate` names; exit 1 below 95 %."""
+    needs_torch("bench origin")
+    from benchmarks.origin.origin_bench import main as run
+    from benchmarks.origin.origin_bench import report
+
+    _check_split("bench origin", split)
+    if size:
+        from benchmarks.origin.decoder_time import main as timed
+
+        if size != "tiny":
+            _check_model("bench origin", size, device)
+        typer.echo(timed(size, device))
+        return
+    cases = run(split, only=only, say=_progress)
+    if not cases:
+        raise _fail(f"bench origin: no case is called {only}.")
+    typer.echo(report(cases))
+    raise typer.Exit(0 if sum(c.right for c in cases) >= 0.95 * len(cases) else 1)
+
+
+@app.command()
 def logs(
     folder: Annotated[
         Path | None, typer.Argument(help="Logs with an INDEX.csv: file, label, source.", file_okay=False)

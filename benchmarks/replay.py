@@ -15,6 +15,7 @@ from surefoot.journal.strict_json import dumps
 from surefoot.judge.judge import Judge
 from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
+from surefoot.origin_record import Origin
 from surefoot.records import Action, Decision, StepMetrics, Verdict
 
 MEASUREMENT_SETTINGS = ("weights_every", "system_every", "snapshot_every", "snapshot_time_share", "max_snapshots")
@@ -149,6 +150,8 @@ class _AttachReplay:
     def _notify(self, notice: JudgeNotice) -> None:
         if notice.origin is not None:
             where = {name: notice.origin[name] for name in ("module", "kind", "inputs", "weights")}
+            if notice.origin.get("origin"):
+                where["origin"] = Origin.from_json(notice.origin["origin"])
             self._judge.located(StepMetrics(step=notice.step, attempt=notice.attempt, time=0.0), **where)
             return
         if notice.carried_out is not None or notice.dismissed is not None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from surefoot.judge.policy import Policy
     from surefoot.logs.diagnose_log import diagnose
     from surefoot.logs.log_diagnosis import LogDiagnosis
+    from surefoot.origin.locate import locate
+    from surefoot.origin_record import Origin
     from surefoot.preflight_checks.findings import PreflightFinding, PreflightReport
     from surefoot.preflight_checks.preflight import preflight
 
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Guard",
     "LogDiagnosis",
+    "Origin",
     "Policy",
     "PreflightFinding",
     "PreflightReport",
@@ -31,6 +34,7 @@ __all__ = [
     "attach",
     "checkpoint",
     "diagnose",
+    "locate",
     "preflight",
     "read",
     "replay",
@@ -49,6 +53,8 @@ _MODULES = {
     "PreflightFinding": "surefoot.preflight_checks.findings",
     "PreflightReport": "surefoot.preflight_checks.findings",
     "preflight": "surefoot.preflight_checks.preflight",
+    "locate": "surefoot.origin.locate",
+    "Origin": "surefoot.origin_record",
 }
 
 

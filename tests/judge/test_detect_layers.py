@@ -49,6 +49,16 @@ def test_bad_layer_is_named_once_and_again_after_recovery(name: str) -> None:
     assert len(detect(some(700, 30, **change))) == 1
 
 
+def test_finding_says_what_it_means_for_a_part_of_the_model() -> None:
+    """Only the vision encoder explodes: its images are not normalised."""
+    names = [f"vision.conv{k}.weight" if k in WHICH else f"language.h.{k}.mlp.weight" for k in range(len(NAMES))]
+    bench, source = Bench(), Source(3)
+    detector = ExplodingGrads(bench.normal, names)
+    tensors = [*some(0, 300), *some(500, 30, swells=800.0)]
+    (finding,) = bench.findings(detector, source.rows(330), tensors)
+    assert "images are not normalised" in finding.detail
+
+
 @pytest.mark.parametrize("name", TROUBLE)
 def test_two_odd_rows_give_no_finding(name: str) -> None:
     kind, change = TROUBLE[name]

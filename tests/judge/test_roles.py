@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.judge.param_roles import ROLE_CAUSES, GradProblem, Role, cause_of_role, part_of, role_of
-from surefoot.records import Cause
+from surefoot.judge.incident import Incident, IncidentStep
+from surefoot.judge.param_roles import ROLE_CAUSES, GradProblem, Role, cause_of_role, language_part, part_of, role_of
+from surefoot.judge.rank_causes import rank_causes
+from surefoot.records import Cause, Finding, FindingKind, StepMetrics
 
 VISION, PROJECTION, LANGUAGE, OTHER = Role.VISION, Role.PROJECTION, Role.LANGUAGE, Role.OTHER
 ATTENTION, NORM, EMBEDDING, HEAD = Role.ATTENTION, Role.NORM, Role.EMBEDDING, Role.HEAD
@@ -222,3 +224,52 @@ def test_tensor_counts_for_its_role_and_its_part() -> None:
     assert nonfinite is not None
     assert exploding is not None
     assert (nonfinite[0], exploding[0]) == (Cause.ATTENTION_MASK, Cause.INPUT_SCALE)
+
+
+VISION_LANGUAGE = (
+    "vision.conv1.weight",
+    "vision.conv2.weight",
+    "projector.weight",
+    "language.embed.weight",
+    "language.head.weight",
+)
+
+
+def incident_of(detector: FindingKind, layers: list[str], **step: float) -> Incident:
+    """An incident with one finding, and three steps in which the gradients of the language part lead so far."""
+    row = StepMetrics(step=9, attempt=9, time=0.0)
+    plain = {"z": 0.0, "log_norm_ratio": 0.0, "lr_ratio": 1.0, "loss_factor": 1.0, "front_layers_lead": 0.0}
+    quiet = {"attention_lead": 0.0, "silent_fraction": 0.0, "input_novelty": 0.0}
+    finding = Finding(
+        step=9,
+        attempt=9,
+        detector=detector,
+        detail="what was found",
+        evidence={"layers": layers, "share": len(layers) / len(VISION_LANGUAGE), "norm": 1.0},
+    )
+    steps = [IncidentStep(row=row, **plain, **quiet, **step) for _ in range(3)]
+    return Incident(onset=9, start_loss=2.0, normal_loss=1.0, steps=steps, findings=[finding])
+
+
+@pytest.mark.parametrize(
+    ("detector", "layers", "cause"),
+    [
+        (FindingKind.EXPLODING_GRADS, [*VISION_LANGUAGE[:2]], Cause.INPUT_SCALE),
+        (FindingKind.VANISHING_GRADS, [VISION_LANGUAGE[2]], Cause.INITIALISATION),
+    ],
+)
+def test_layers_of_one_part_of_the_model_suggest_a_cause(
+    detector: FindingKind, layers: list[str], cause: Cause
+) -> None:
+    assert cause in [ranked[0] for ranked in rank_causes(incident_of(detector, layers))]
+    for others in ([*layers, VISION_LANGUAGE[3]], list(VISION_LANGUAGE)):
+        assert cause not in [ranked[0] for ranked in rank_causes(incident_of(detector, others))]
+
+
+def test_swings_that_the_language_part_leads_suggest_its_mask() -> None:
+    leads, others = (incident_of(FindingKind.OSCILLATION, [], language_lead=lead) for lead in (2.0, 0.1))
+    reasons = {cause: reason for cause, _, reason in rank_causes(leads)}
+    assert "language model oscillates" in reasons[Cause.ATTENTION_MASK]
+    assert Cause.ATTENTION_MASK not in [ranked[0] for ranked in rank_causes(others)]
+    assert language_part(VISION_LANGUAGE) == [3, 4]
+    assert language_part(VISION_LANGUAGE[3:]) == [], "a model of language alone has no such part"

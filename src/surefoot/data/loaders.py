@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from surefoot.data.augmentation_rng import AugmentedDataset, WorkerSeededDataset
-from surefoot.data.epoch_order import KIND, hash_key
+from surefoot.data.epoch_order import KIND, hash_key, parse_position
 from surefoot.data.sampler import BATCH, Sampler
 
 
@@ -109,6 +110,8 @@ class Loader(StatefulDataLoader[Any]):
         """Torchdata's iterator; None when it must be restarted from the sampler's position."""
         self._loops = 0
         self._last_batch: list[Any] = []
+        self.num_fetched = 0
+        """Batches that the loop has received so far."""
         self.seeds_workers = isinstance(dataset, AugmentedDataset | WorkerSeededDataset)
         """Whether random numbers drawn in worker processes depend on the batch only, so that a resume repeats them."""
         self.through: Callable[[Callable[[], Any]], Any] | None = None
@@ -122,7 +125,21 @@ class Loader(StatefulDataLoader[Any]):
     def last_samples(self) -> list[int]:
         """The sample indices of the last batch, on this rank."""
         batch = self._last_batch if self._iter is None else self._saved_state(BATCH)["samples"] or self._last_batch
-        return [item[1] if isinstance(item, tuple) else item for item in batch]
+        return _without_epochs(batch)
+
+    def samples_of(self, number: int) -> list[int]:
+        """The sample indices of the batch after which `num_fetched` was this number, on this rank; empty where they
+        are not known any more: that was in an epoch before, or the loader has been moved since."""
+        ago = self.num_fetched - number
+        if ago <= 0:
+            return self.last_samples if ago == 0 else []
+        position = parse_position(self.state_dict())
+        cursor = position.cursor - (ago + 1) * self._batches.batch_size * self._batches.world_size
+        if cursor < 0:
+            return []
+        again = [*islice(self._batches._batches_from(position.at(position.epoch, cursor)), ago + 1)]
+        batches = [_without_epochs(batch) for batch, _ in again]
+        return batches[0] if len(batches) == ago + 1 and batches[-1] == self.last_samples else []
 
     def __iter__(self) -> Any:
         self._move_to(self.state_dict())
@@ -174,17 +191,23 @@ class Loader(StatefulDataLoader[Any]):
     def _fetch(self) -> Any:
         before = self._batches.position
         try:
-            return next(self._iter)
+            batch = next(self._iter)
         except StopIteration:
             self._discard()  # the sampler is at the start of the next epoch
             raise
         except BaseException:  # an unreadable sample, an interrupt: this batch was not yielded
             self._move_to(self.state_dict() if self.num_workers else before.state_dict())
             raise
+        self.num_fetched += 1
+        return batch
 
     def _saved_state(self, kind: str) -> dict[str, Any]:
         """The state that our sampler or its iterator gave torchdata with the last batch."""
         return next(_find_kind(self._iter.state_dict(), kind))
+
+
+def _without_epochs(batch: list[Any]) -> list[int]:
+    return [item[1] if isinstance(item, tuple) else item for item in batch]
 
 
 def _find_kind(state: Any, kind: str) -> Iterator[dict[str, Any]]:

@@ -77,6 +77,9 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 class ForwardStartHook:
     """Tells the guard when a forward pass begins; in a copy of the model, saved or deep, it does nothing."""
 
+    of_guard = True
+    """`surefoot.locate` leaves it out: its passes are not the run's."""
+
     def __init__(self, guard: LoopHooks | None = None) -> None:
         self._guard = None if guard is None else weakref.ref(guard)
 

@@ -65,6 +65,8 @@ class MetricsReader:
         """The smallest number of ranks seen to measure; fewer than the world once one has lost its protection."""
         self.snapshot_interval = self.snapshot_room = NAN
         """What the ranks agreed on in the attempt read last, see `SharedSlot`; NaN where nothing, or on one rank."""
+        self.traces_nan = True
+        """A NaN in the loss is traced through the next forward passes; not needed where its step is run again."""
         self.save_running = False
         """Whether any rank was writing a checkpoint at the last attempt read."""
         self._observes = policy.observe
@@ -125,7 +127,7 @@ class MetricsReader:
         """After a row was read: measure weights and trace a NaN if the judge needs it, report exempted buffers."""
         row = self.latest
         pipeline.check_weights = self.judge.wants_weight_check
-        if row is not None and row.verdict is Verdict.NONFINITE and not math.isfinite(row.loss):
+        if self.traces_nan and row is not None and row.verdict is Verdict.NONFINITE and not math.isfinite(row.loss):
             origin = pipeline.nan_tracer.trace(row.attempt)
             if origin is None:
                 pipeline.nan_tracer.arm()

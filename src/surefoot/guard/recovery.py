@@ -23,10 +23,11 @@ from surefoot.checkpoint.train_state import TrainState, initial_optimizer_state
 from surefoot.guard.context import GuardContext
 from surefoot.guard.incident_capture import IncidentCapture
 from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.origin_control import HasSwitch, OriginControl, origins_without_trials
 from surefoot.guard.rank_barrier import barrier_of
 from surefoot.guard.run_snapshots import RunSnapshots
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl
+from surefoot.guard.trial_control import Continuation, TrialControl
 from surefoot.guard.trial_setup import make_trials
 from surefoot.measure.block_layout import VerdictSlot
 from surefoot.records import EVENT_MARK, Action, Decision
@@ -68,6 +69,8 @@ class Recovery:
         self.trials: TrialControl | None = None
         """Runs trials before a decision is applied; None where that is not possible."""
         self.incidents = IncidentCapture(context, pipeline, reader, self._train_state)
+        self.origins: OriginControl | None = None
+        """Looks for the origin of refused updates; None without a `step_fn`."""
         self.on_rewind: Callable[[int], None] | None = None
         """Called with the attempt that the run was rewound to."""
         self.on_stop: Callable[[], None] | None = None
@@ -82,8 +85,12 @@ class Recovery:
         if isinstance(made, str):
             if made and reader.journal.rank == 0:
                 log.info("surefoot: %s", made)
-            return None
-        self.trials = made
+            if self.pipeline.grad_stats.ranks.world_size > 1:
+                self.origins = origins_without_trials(guard, self._context, reader, self._loss_scale)
+            reader.traces_nan = self.origins is None
+            return None if self.origins is None else self.origins.recorder
+        self.trials, self.origins = made, made.origins
+        reader.traces_nan = self.origins is None
         self.incidents.recorder = made.recorder
         made.on_harm = self.incidents.trial_ended
         return made.recorder
@@ -113,6 +120,9 @@ class Recovery:
         self.snapshots.row_read()
         if self.trials is not None and self._reader.latest is not None:
             self.trials.row_read(self._reader.latest)
+        row = self._reader.latest
+        if self.origins is not None and row is not None and (self.origins.looked_for or not row.applied):
+            self.origins.row_read(row)
         if not decisions:
             return
         for decision in decisions:
@@ -134,6 +144,8 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
+        if self.origins is not None and self.origins.pending:
+            self.origins.locate_pending(self.ring)
         if self.incidents.writer.pending:
             self.incidents.writer.poll()
         trials = self.trials if self._barrier is None or self.pipeline.stepped else None  # as in `_within_iteration`

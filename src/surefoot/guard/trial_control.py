@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.origin_control import HasSwitch, make_origins, switched_off
 from surefoot.judge.diagnosis import diagnosis_by_trial
 from surefoot.judge.judge import Judge
 from surefoot.judge.thresholds import SETTLED_UPDATES
@@ -67,12 +68,6 @@ class Continuation:
     """Takes the branch's steps once more after the given rewind, and returns how many updates that were."""
 
 
-class HasSwitch(Protocol):
-    """A guard whose hooks can be switched off."""
-
-    disabled: bool
-
-
 class TrialControl:
     """Runs trials of one attached run and continues from the branch that helps."""
 
@@ -90,11 +85,13 @@ class TrialControl:
     ) -> None:
         self._guard, self._context, self._reader, self._judge = guard, context, reader, judge
         self._train_state = train_state
-        self.recorder = StepRecorder(context.optimizers, max_steps=context.policy.snapshot_reach)
+        self.recorder = StepRecorder(context.optimizers, max_steps=context.policy.snapshot_reach, loader=context.loader)
         self._agreement, self._all_ranks_guarded = agreement, all_ranks_guarded
         sandbox = Sandbox(
             context.model, context.optimizers, step_fn, train_state, loss_scale=loss_scale, agreement=agreement
         )
+        own = sandbox if agreement.alone else None
+        self.origins = make_origins(guard, context, reader, judge, self.recorder, loss_scale, own)
         self._runner = TrialRunner(sandbox, self.recorder)
         self._restart_runner = RestartRunner(sandbox, self.recorder)
         self.on_harm: Callable[[Decision, Trial | RestartTrial], None] | None = None
@@ -321,11 +318,8 @@ class TrialControl:
         """Hooks of the guard do nothing: neither forward passes nor watched losses of a trial are the run's."""
         if not self._all_ranks_guarded():  # the others would wait for it
             raise NotKept("a rank has lost its protection, and trials need all ranks")
-        self._guard.disabled = True
-        try:
+        with switched_off(self._guard):
             yield
-        finally:
-            self._guard.disabled = False
 
     def _name_cause(self, decision: Decision, trial: Trial) -> Decision:
         causes = trial.conclusion.causes

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from surefoot.judge.evidence import BrokenBatch, EvalRiseEvidence, LayersEvidence, OriginEvidence
 from surefoot.judge.incident import SILENCE_DETECTORS, Incident, IncidentStep
-from surefoot.judge.param_roles import Role, role_of
+from surefoot.judge.param_roles import GradProblem, Role, cause_of_role, hint_of_part, role_of
 from surefoot.judge.thresholds import (
     CLEAR_RATIO,
     DOUBLE_RATIO,
@@ -32,6 +32,9 @@ class Nonfinite(StrEnum):
     GRADIENTS = "gradients"
     EVERY_BATCH = "every_batch"
     SOME_BATCHES = "some_batches"
+
+
+PROBLEMS = {Kind.EXPLODING_GRADS: GradProblem.EXPLODING, Kind.VANISHING_GRADS: GradProblem.VANISHING}
 
 
 class CaseFacts:
@@ -140,6 +143,22 @@ class CaseFacts:
         """This finding's layers all belong to attention."""
         held = LayersEvidence.read(self.finding)
         return held is not None and all_attention(held.layers)
+
+    @property
+    def cause_by_part(self) -> Cause | None:
+        """What it points to that this finding is about layers of one part of the model."""
+        held, problem = LayersEvidence.read(self.finding), PROBLEMS.get(self.finding.detector)
+        known = None if held is None or problem is None else hint_of_part(held.layers, held.share, problem)
+        return None if known is None else known[0]
+
+    @property
+    def language_hint(self) -> str:
+        """What it means that the loss swings while the gradients of the language part lead; empty where they do not."""
+        leads = sorted(step.language_lead for step in self.incident.steps)
+        if not self.found(Kind.OSCILLATION) or not leads[len(leads) // 2] > 1.0:
+            return ""
+        known = cause_of_role(Role.LANGUAGE, GradProblem.OSCILLATING)
+        return "" if known is None else known[1]
 
     @cached_property
     def vanishing(self) -> Finding:

@@ -5,6 +5,7 @@ A finding carries it as plain values, as the journal and a saved incident hold t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -277,3 +278,6 @@ class OriginEvidence(Evidence):
     inputs: bool
     weights: bool
     cause: Cause
+    origin: Mapping[str, Any] | None = None
+    """Operation, line of code, values and samples, as `surefoot.locate` names them; None where only the module is
+    known."""

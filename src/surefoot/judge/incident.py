@@ -79,6 +79,8 @@ class IncidentStep:
     """How unlike earlier batches this one was; from 1 on it was a different kind of batch."""
     momentum: float = math.nan
     """The momentum of the step, overrides included."""
+    language_lead: float = 0.0
+    """The same of the language part, in a model that has other parts, too."""
     one_bad_tensor: bool = False
     """One tensor alone has non-finite gradients, and tensors before it have finite ones."""
 

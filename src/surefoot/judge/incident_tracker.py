@@ -53,6 +53,7 @@ class IncidentTracker:
         input_shift: InputShift,
         *,
         attention_tensors: Sequence[int],
+        language_tensors: Sequence[int],
         has_batch_norm: bool,
         adaptive: bool,
         num_values: int,
@@ -64,7 +65,7 @@ class IncidentTracker:
         self._signals = signals
         self._loss_rescaled = loss_rescaled
         self._input_shift = input_shift
-        self._attention_tensors = attention_tensors
+        self._attention_tensors, self._language_tensors = attention_tensors, language_tensors
         self._has_batch_norm = has_batch_norm
         self._adaptive = adaptive
         self._num_values = num_values
@@ -198,10 +199,11 @@ class IncidentTracker:
     def incident_step(self, row: StepMetrics, layers: np.ndarray | None) -> IncidentStep:
         """One row compared with the baselines."""
         signals, past = self._signals, self._signals.layers
-        lead, attention_lead, silent = math.nan, 0.0, 0.0
+        lead, attention_lead, language_lead, silent = math.nan, 0.0, 0.0, 0.0
         if layers is not None:
             lead = front_layers_lead(past.log_norms, layers[:, NORM])
-            attention_lead = self._attention_lead(layers)
+            attention_lead = self._lead_of(self._attention_tensors, layers)
+            language_lead = self._lead_of(self._language_tensors, layers) if self._language_tensors else 0.0
             silent = float((past.zeros_change > SMALL_FRACTION).mean())
         return IncidentStep(
             row=row,
@@ -211,22 +213,23 @@ class IncidentTracker:
             loss_factor=self._loss_rescaled.factor,
             front_layers_lead=lead,
             attention_lead=attention_lead,
+            language_lead=language_lead,
             silent_fraction=silent,
             input_novelty=self._input_shift.novelty,
             momentum=signals.effective_momentum(row),
             one_bad_tensor=layers is not None and _one_bad_tensor(layers),
         )
 
-    def _attention_lead(self, layers: np.ndarray) -> float:
-        """How much more attention's gradients have grown than all others, as a logarithm."""
+    def _lead_of(self, tensors: Sequence[int], layers: np.ndarray) -> float:
+        """How much more the gradients of these tensors have grown than all others, as a logarithm."""
         usual, norms = self._signals.layers.log_norms, layers[:, NORM]
-        is_attention = np.zeros(len(layers), dtype=bool)
-        is_attention[[k for k in self._attention_tensors if k < len(is_attention)]] = True
+        chosen = np.zeros(len(layers), dtype=bool)
+        chosen[[k for k in tensors if k < len(chosen)]] = True
         valid = (norms > 0) & np.isfinite(norms) & np.isfinite(usual)
-        if not (is_attention & valid).any() or not (~is_attention & valid).any():
+        if not (chosen & valid).any() or not (~chosen & valid).any():
             return 0.0
         log_ratios = np.log(np.where(valid, norms, 1.0).astype(np.float64)) - usual
-        return float(np.median(log_ratios[is_attention & valid]) - np.median(log_ratios[~is_attention & valid]))
+        return float(np.median(log_ratios[chosen & valid]) - np.median(log_ratios[~chosen & valid]))
 
     # -- the weights, where they were checked; a row's check is about the weights after the update before it
 

@@ -13,12 +13,12 @@ from surefoot.judge.detectors import Detectors, ModelFacts
 from surefoot.judge.detectors.base import finding_at
 from surefoot.judge.diagnosis import diagnose_incident, overflow_reason, refused_reason
 from surefoot.judge.early_learning import EarlyLearning
-from surefoot.judge.evidence import OriginEvidence
 from surefoot.judge.harm import Harm, harm_of
 from surefoot.judge.history import AROUND_ZERO, PendingEffect, ProgressFilter, RefusalCounter
 from surefoot.judge.incident import NO_DIAGNOSIS, VETO_DETECTORS, Incident, Stage
 from surefoot.judge.incident_tracker import IncidentTracker
-from surefoot.judge.param_roles import Role, cause_at_module, role_of
+from surefoot.judge.origin_finding import origin_finding
+from surefoot.judge.param_roles import Role, language_part, role_of
 from surefoot.judge.policy import Policy
 from surefoot.judge.rank_causes import rank_causes
 from surefoot.judge.remediation import Remediation
@@ -32,7 +32,6 @@ from surefoot.records import (
     Event,
     Finding,
     FindingKind,
-    Pattern,
     RemedyId,
     Severity,
     StepMetrics,
@@ -96,6 +95,7 @@ class Judge:
             self.detectors.loss_rescaled,
             self.detectors.input_shift,
             attention_tensors=[k for k, role in enumerate(roles) if role is Role.ATTENTION],
+            language_tensors=language_part(names),
             has_batch_norm=has_batch_norm,
             adaptive=adaptive,
             num_values=values,
@@ -204,11 +204,9 @@ class Judge:
         self._pending.clear()
         self._tracker.close()
 
-    def located(self, row: StepMetrics, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
-        """The module in which a non-finite value first appeared was found, after its row was judged."""
-        cause, reason = cause_at_module(module, kind, inputs=inputs, weights=weights)
-        evidence = OriginEvidence(module=module, kind=kind, inputs=inputs, weights=weights, cause=cause)
-        finding = finding_at(row, FindingKind.ORIGIN, reason, evidence.as_dict(), Pattern.NONFINITE)
+    def located(self, row: StepMetrics, module: str, kind: str, **where: Any) -> list[Event]:
+        """Where a non-finite value first appeared was found, after its row was judged; see `origin_finding`."""
+        finding = origin_finding(row, module, kind, **where)
         if self._tracker.incident is not None and self._alone:
             self._tracker.incident.findings.append(finding)
         return [finding]

@@ -55,8 +55,8 @@ class OptimizerGroup:
         group_layers = None if layers is None else layers[self.tensors]
         return [self._event_of_run(event) for event in self.judge.update(self._local_row(row), group_layers)]
 
-    def located(self, row: StepMetrics, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
-        events = self.judge.located(self._local_row(row), module, kind, inputs=inputs, weights=weights)
+    def located(self, row: StepMetrics, module: str, kind: str, **where: Any) -> list[Event]:
+        events = self.judge.located(self._local_row(row), module, kind, **where)
         return [self._event_of_run(event) for event in events]
 
     def rewound(self, attempt: int, step: int) -> None:
@@ -213,9 +213,9 @@ class MultiOptimizerJudge:
         group.judge.decisions_paused = any(g.judge.rewind_pending for g in self._groups if g is not group)
         return [*events, *group.update(row, layers)]
 
-    def located(self, row: StepMetrics, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
+    def located(self, row: StepMetrics, module: str, kind: str, **where: Any) -> list[Event]:
         judge = self._joint_judge or self._group_of(row.optimizer)
-        return judge.located(row, module, kind, inputs=inputs, weights=weights)
+        return judge.located(row, module, kind, **where)
 
     def rewound(self, attempt: int, step: int) -> None:
         for judge in [self._joint_judge] if self._joint_judge is not None else self._groups:

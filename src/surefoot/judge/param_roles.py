@@ -6,7 +6,7 @@ A wrong hint costs more than none: a name that does not say what it is stays `Ro
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -132,6 +132,13 @@ def part_of(name: str) -> Role:
     return _part(_path(name))
 
 
+def language_part(names: Sequence[str]) -> list[int]:
+    """The indices of the tensors of the language part, in a model that has a vision part or a projection, too."""
+    parts = [part_of(name) for name in names]
+    several = Role.VISION in parts or Role.PROJECTION in parts
+    return [k for k, part in enumerate(parts) if part is Role.LANGUAGE] if several else []
+
+
 def _path(name: str) -> list[str]:
     return [piece for piece in name.split(".") if piece not in WRAPPERS]
 
@@ -194,6 +201,13 @@ ROLE_CAUSES: Mapping[tuple[Role, GradProblem], tuple[Cause, str]] = MappingProxy
 def cause_of_role(role: Role, trouble: GradProblem) -> tuple[Cause, str] | None:
     """The cause that a problem in a role or part points to, and a sentence that says so."""
     return ROLE_CAUSES.get((role, trouble))
+
+
+def hint_of_part(names: Sequence[str], share: float, trouble: GradProblem) -> tuple[Cause, str] | None:
+    """What it points to that a problem is in one part of a model alone; `share` is the fraction of all tensors that
+    have it. Where most have it, it is not about a part."""
+    parts = {part_of(name) for name in names}
+    return cause_of_role(parts.pop(), trouble) if len(parts) == 1 and 2 * share <= 1 else None
 
 
 ARITHMETIC = ("Linear", "Conv", "Embedding", "Bilinear", "LSTM", "GRU", "RNN")

@@ -359,6 +359,17 @@ CLUES: tuple[Clue, ...] = (
         lambda c: c.silent_attention,
         (Kind.DEAD_UNITS, Kind.VANISHING_GRADS),
     ),
+    *(  # hints by the part of the model; they name a cause, but decide nothing
+        Clue(
+            cause,
+            0.44,
+            "{case.finding.detail}",
+            lambda c, cause=cause: c.cause_by_part is cause,
+            (Kind.EXPLODING_GRADS, Kind.VANISHING_GRADS),
+        )
+        for cause in (Cause.INPUT_SCALE, Cause.INITIALISATION)
+    ),
+    Clue(Cause.ATTENTION_MASK, 0.32, "{case.language_hint}", lambda c: bool(c.language_hint)),
     _found(Kind.DEAD_UNITS, Cause.DEAD_UNITS, 0.58),
     Clue(Cause.VANISHING_GRADIENT, 0.45, "{case.vanishing.detail}", lambda c: c.found(Kind.VANISHING_GRADS)),
     Clue(Cause.VANISHING_GRADIENT, 0.7, "{case.vanishing.detail}", lambda c: c.much_vanishes),

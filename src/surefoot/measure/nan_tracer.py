@@ -113,6 +113,8 @@ class NanTracer:
 class _TraceHook:
     """The forward hook; a pickled or deep copy of the model gets one that does nothing."""
 
+    of_guard = True
+
     def __init__(self, tracer: NanTracer | None = None) -> None:
         self._tracer = tracer
 

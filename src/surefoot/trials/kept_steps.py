@@ -51,6 +51,8 @@ class KeptStep:
     """Version counters of their tensors: a loop may have written other values into them since."""
     options: list[Options] = field(default_factory=list)
     """Options of each optimizer inside its step, overrides included."""
+    fetched: list[int] = field(default_factory=list)
+    """How many batches the loader had yielded when each was used; -1 where it does not count them."""
     row: StepMetrics | None = None
     """What was measured; arrives two steps later."""
     max_norm: float | None = None
@@ -97,8 +99,8 @@ class StepRecorder:
     counters; from then on they are copied.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], *, max_steps: int) -> None:
-        self._optimizers = optimizers
+    def __init__(self, optimizers: Sequence[Optimizer], *, max_steps: int, loader: Any = None) -> None:
+        self._optimizers, self._loader = optimizers, loader
         self._steps: deque[KeptStep] = deque()
         self._max_steps = max_steps
         self._bytes = 0
@@ -133,6 +135,7 @@ class StepRecorder:
             self._copy_batches = True
         kept = copied(batch) if self._copy_batches else batch
         self._current.batches.append(kept)
+        self._current.fetched.append(getattr(self._loader, "num_fetched", -1))
         self._current.versions += [t._version for t in tensors_in(kept)]
 
     def backward_ended(self, weight: Tensor) -> None:

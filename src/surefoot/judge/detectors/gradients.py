@@ -12,6 +12,7 @@ import numpy as np
 from surefoot.judge.baselines import NORM, ZEROS
 from surefoot.judge.detectors.base import NOTHING, Findings, WatchingDetector
 from surefoot.judge.evidence import LayersEvidence, RescaledEvidence
+from surefoot.judge.param_roles import GradProblem, hint_of_part
 from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import (
     CLEAR_RATIO,
@@ -85,7 +86,8 @@ class ExplodingGrads(LayerDetector):
         severe = "severe: " if max_norm > HUGE_RATIO * self._thresholds.exploding_norm else ""
         count = int(beyond.sum())
         detail = f"{severe}gradients of {count} tensors explode, up to a norm of {max_norm:.3g}: {', '.join(names)}"
-        return detail, LayersEvidence(layers=names, share=float(beyond.mean()), norm=max_norm)
+        evidence = LayersEvidence(layers=names, share=float(beyond.mean()), norm=max_norm)
+        return _with_hint(detail, evidence, GradProblem.EXPLODING), evidence
 
 
 class VanishingGrads(LayerDetector):
@@ -104,7 +106,14 @@ class VanishingGrads(LayerDetector):
         min_norm = float(layers[beyond, NORM].min())
         count = int(beyond.sum())
         detail = f"gradients of {count} tensors vanish, down to a norm of {min_norm:.3g}: {', '.join(names)}"
-        return detail, LayersEvidence(layers=names, share=float(beyond.mean()), norm=min_norm)
+        evidence = LayersEvidence(layers=names, share=float(beyond.mean()), norm=min_norm)
+        return _with_hint(detail, evidence, GradProblem.VANISHING), evidence
+
+
+def _with_hint(detail: str, evidence: LayersEvidence, problem: GradProblem) -> str:
+    """The detail, with what it means where the layers belong to one part of the model."""
+    known = hint_of_part(evidence.layers, evidence.share, problem)
+    return detail if known is None else f"{detail}. {known[1].removesuffix('.')}"
 
 
 class DeadUnits(LayerDetector):

@@ -15,7 +15,7 @@ from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.strict_json import loads_object
 from surefoot.logs.log_diagnosis import UnreadableInput
 from surefoot.logs.table import LogTable, RunDiagnosis, TableBuilder
-from surefoot.records import Action, Cause, Verdict
+from surefoot.records import Action, Cause, FindingKind, Verdict
 
 Name = TypeVar("Name", bound=StrEnum)
 
@@ -159,7 +159,7 @@ def _add_rows(scalars: reader.Scalars, builder: TableBuilder) -> None:
 
 
 def _note_events(events: list[dict[str, Any]], builder: TableBuilder) -> None:
-    noted = [event for event in events if event.get("kind") in _NOTED_KINDS]
+    noted = [e for e in events if e.get("kind") in _NOTED_KINDS or e.get("detector") == FindingKind.ORIGIN]
     diagnosed: list[str] = []
     decided: list[str] = []
     for event in noted:
@@ -190,4 +190,6 @@ def _describe_event(event: dict[str, Any]) -> str:
     if kind == "decision":
         done = "" if event.get("applied", True) else " (not applied, observe only)"
         return f"step {step}: {event.get('action')}{done}, because {event.get('reason', 'no reason is recorded')}"
+    if kind == "finding":
+        return f"step {step}, rank {event.get('rank', 0)}: {event.get('detail', '')}"
     return f"step {step}: {kind} {event.get('name', '')} {event.get('detail', '')}".strip()

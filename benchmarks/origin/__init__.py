@@ -1,0 +1,1 @@
+"""How often `surefoot.locate` names the right module, operation and samples, on planted non-finite values."""

@@ -1,0 +1,214 @@
+"""Runs the first refused step of an incident again and puts where it went wrong into the diagnosis."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from surefoot.checkpoint.snapshots import SnapshotRing
+from surefoot.guard.context import GuardContext
+from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.judge.judge import Judge
+from surefoot.origin.locate import locate_in_step, locate_large
+from surefoot.origin.untouched import NEEDS_RANKS, needs_ranks
+from surefoot.origin_record import Origin
+from surefoot.records import EVENT_MARK, REFUSED, StepMetrics, Verdict
+from surefoot.trials.kept_steps import KeptStep, StepRecorder
+from surefoot.trials.sandbox import Sandbox, StepFn
+
+log = logging.getLogger("surefoot")
+MAX_SHARE = 0.05
+"""Part of the run's time that may go into looking for origins, beyond the first few."""
+ALWAYS = 3
+"""How often an origin is looked for, whatever it costs."""
+KEPT_STEPS = 4
+"""Steps kept where no trial needs more: a row is read two steps later."""
+NOT_KEPT = "the origin was not looked for: the batch of attempt {attempt} is not kept any more, or was changed"
+NOT_AGAIN = "the refused step was run again from its batch, and loss and gradients were finite"
+
+
+class HasSwitch(Protocol):
+    """A guard whose hooks can be switched off."""
+
+    disabled: bool
+
+
+@runtime_checkable
+class KnowsSamples(Protocol):
+    """A loader that knows which samples of its data set a batch was made of."""
+
+    num_fetched: int
+
+    def samples_of(self, number: int) -> list[int]: ...
+
+    def ban(self, samples: Any) -> None: ...
+
+
+class OriginControl:
+    """Looks for the origin of a refused update, once for each verdict of an incident."""
+
+    def __init__(
+        self,
+        context: GuardContext,
+        step_fn: StepFn,
+        reader: MetricsReader,
+        judge: Judge,
+        recorder: StepRecorder,
+        *,
+        guard: HasSwitch,
+        loss_scale: Callable[[], Any],
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        self._context, self._step_fn, self._reader, self._judge = context, step_fn, reader, judge
+        self.recorder, self._sandbox = recorder, sandbox
+        self._guard, self._loss_scale = guard, loss_scale
+        self._alone = sandbox is not None
+        """No other rank takes part in the run, whose batch it may have been."""
+        self.looked_for: set[Verdict] = set()
+        """Verdicts of this incident whose origin was looked for; empty while nothing is wrong."""
+        self.pending: StepMetrics | None = None
+        """The refused row whose origin is still to be looked for."""
+        self._count, self._seconds, self._began = 0, 0.0, time.monotonic()
+
+    def row_read(self, row: StepMetrics) -> None:
+        """A row was read and judged: note the first of an incident that was refused."""
+        if row.applied:
+            if self._judge.quiet:
+                self.looked_for.clear()
+        elif row.verdict in REFUSED and row.verdict not in self.looked_for:
+            self.looked_for.add(row.verdict)
+            self.pending = row
+
+    def locate_pending(self, ring: SnapshotRing | None) -> None:
+        """At the end of an iteration: look for the origin of the row that was noted; never raises."""
+        row, self.pending = self.pending, None
+        if row is None or not self._affordable():
+            return
+        began = time.monotonic()
+        try:
+            self._locate(row, ring)
+        except Exception as error:  # of the user's model, or out of memory: training goes on
+            self._not_found(row, f"the origin was not found: {type(error).__name__}: {error}")
+        self._count += 1
+        self._seconds += time.monotonic() - began
+
+    def _affordable(self) -> bool:
+        return self._count < ALWAYS or self._seconds < MAX_SHARE * (time.monotonic() - self._began)
+
+    def _locate(self, row: StepMetrics, ring: SnapshotRing | None) -> None:
+        if row.rank not in (-1, self._reader.journal.rank) and not math.isfinite(row.loss):
+            return  # the rank whose loss is not finite looks for it; who has made a gradient so, all find out
+        step = next((s for s in self.recorder if s.attempt == row.attempt), None)
+        if step is None or not step.batches or not step.intact():
+            self._not_found(row, NOT_KEPT.format(attempt=row.attempt))
+            return
+        with switched_off(self._guard):
+            origin = self._origin_of(row, step)
+            if not origin and ring is not None and self._sandbox is not None:
+                origin = self._origin_in_old_state(row, step, ring, self._sandbox) or origin
+        if not origin:
+            if row.verdict is Verdict.NONFINITE and self._alone:
+                self._not_found(row, NOT_AGAIN)
+            return
+        self._report(row, replace(origin, dataset_samples=self._samples_in_dataset(origin, step)))
+
+    def _not_found(self, row: StepMetrics, message: str) -> None:
+        """From here on a NaN in the loss is traced as in a run without step_fn."""
+        self._reader.traces_nan = True
+        self._reader.note("origin", message, row=row)
+        log.info("surefoot: step %d: %s", row.step, message)
+
+    def _origin_of(self, row: StepMetrics, step: KeptStep) -> Origin:
+        seconds, scale = self._context.policy.trial_seconds, self._loss_scale()
+        model, batches = self._context.model, step.batches
+        if row.verdict is Verdict.NORM_OUTLIER:
+            limit = row.norm_limit if math.isfinite(row.norm_limit) else row.norm / 2
+            max_norm = max(limit, row.norm / 4)
+            return locate_large(
+                model, batches, self._step_fn, rng_states=step.rng_states, max_norm=max_norm, deadline=seconds
+            )
+        return locate_in_step(
+            model,
+            batches,
+            self._step_fn,
+            rng_states=step.rng_states,
+            loss_factor=1.0 if scale is None else float(scale),  # a wait for the device, after an update was refused
+            deadline=seconds,
+        )
+
+    def _origin_in_old_state(
+        self, row: StepMetrics, step: KeptStep, ring: SnapshotRing, sandbox: Sandbox
+    ) -> Origin | None:
+        """Try again with the weights that the step had: those of the last snapshot, trained up to it."""
+        early = [s for s in ring.snapshots if s.attempt < row.attempt]
+        if not early:
+            return None
+        before = [s for s in self.recorder.since(early[-1].attempt + 1) if s.attempt < row.attempt]
+        with sandbox.opened():
+            sandbox.restore(early[-1].copy)
+            for earlier in before:
+                sandbox.train_step(earlier, options=earlier.options, apply=earlier.applied)
+            return self._origin_of(row, step)
+
+    def _samples_in_dataset(self, origin: Origin, step: KeptStep) -> tuple[int, ...]:
+        """The numbers of the samples to blame in the loader's data set, where the loader knows them."""
+        loader = self._context.loader
+        if not origin.samples or not isinstance(loader, KnowsSamples):
+            return ()
+        number = step.fetched[origin.microbatch]
+        if len(set(step.fetched)) == 1:  # the loop has fetched all micro-batches before it used the first
+            number -= len(step.fetched) - 1 - origin.microbatch
+        known = loader.samples_of(number)
+        return tuple(known[i] for i in origin.samples if i < len(known))
+
+    def _report(self, row: StepMetrics, origin: Origin) -> None:
+        for event in self._judge.located(row, origin.module, origin.module_type, origin=origin):
+            self._reader.journal.event(replace(event, rank=self._reader.journal.rank))
+        log.warning("surefoot: step %d: %s", row.step, origin, extra={EVENT_MARK: True})
+
+
+def origins_without_trials(
+    guard: HasSwitch, context: GuardContext, reader: MetricsReader, loss_scale: Callable[[], Any]
+) -> OriginControl | None:
+    """For a run of several ranks in which no trials are run; None where no origins are wanted."""
+    policy, judge = context.policy, reader.judge
+    unwanted = policy.observe or policy.trial_seconds <= 0 or context.step_fn is None or len(context.optimizers) > 1
+    if unwanted or not isinstance(judge, Judge):
+        return None
+    recorder = StepRecorder(context.optimizers, max_steps=KEPT_STEPS, loader=context.loader)
+    return make_origins(guard, context, reader, judge, recorder, loss_scale)
+
+
+def make_origins(
+    guard: HasSwitch,
+    context: GuardContext,
+    reader: MetricsReader,
+    judge: Judge,
+    recorder: StepRecorder,
+    loss_scale: Callable[[], Any],
+    sandbox: Sandbox | None = None,
+) -> OriginControl | None:
+    """Looks for origins in the steps that this recorder keeps; None where one rank cannot run a step alone. Without a
+    `sandbox` each of several ranks looks by itself."""
+    if needs_ranks(context.model):
+        log.info("surefoot: the origin of a non-finite value is traced to its module only: %s", NEEDS_RANKS)
+        return None
+    assert context.step_fn is not None
+    return OriginControl(
+        context, context.step_fn, reader, judge, recorder, guard=guard, loss_scale=loss_scale, sandbox=sandbox
+    )
+
+
+@contextmanager
+def switched_off(guard: HasSwitch) -> Iterator[None]:
+    """Hooks of the guard do nothing: neither forward passes nor watched losses are the run's."""
+    guard.disabled = True
+    try:
+        yield
+    finally:
+        guard.disabled = False

@@ -1,0 +1,1 @@
+"""Finds the operation that made a non-finite value, and the samples it came from."""
