@@ -14,6 +14,7 @@ from torch import Tensor
 
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
+from surefoot.guard.hooks import HasSwitch, switched_off
 from surefoot.preflight_checks.findings import PreflightFinding, PreflightReport, doubtful, place_of, some_names, sure
 from surefoot.preflight_checks.observe import Observation
 from surefoot.preflight_checks.preflight import Settings, check_loop, merged, quick_facts
@@ -36,12 +37,6 @@ class Notes(Protocol):
     """Writes notes to the journal."""
 
     def note(self, name: str, detail: str = "", *, values: Any = None, attempt: int = 0) -> None: ...
-
-
-class HasSwitch(Protocol):
-    """A guard whose hooks can be switched off."""
-
-    disabled: bool
 
 
 def report_path() -> Path | None:
@@ -103,13 +98,11 @@ class EarlyChecks:
         )
         clip = context.clip if isinstance(context.clip, int | float) else None
         settings = Settings(clip=clip, deadline=start + SECONDS, steps=STEPS)
-        self._guard.disabled = True
         try:
-            report = check_loop(context.model, optimizers, self._batches, step_fn, settings, state)
+            with switched_off(self._guard):
+                report = check_loop(context.model, optimizers, self._batches, step_fn, settings, state)
         except Exception as error:  # of step_fn: the loop itself goes on
             return PreflightReport(tuple(findings), {"step_fn": f"{type(error).__name__}: {error}"}, 0.0)
-        finally:
-            self._guard.disabled = False
         return merged(report, findings)
 
     @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
@@ -23,10 +23,14 @@ GUARDED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers that already have a guard."""
 
 
-class CanDisable(Protocol):
-    """A guard that can disable itself after an internal error."""
+class HasSwitch(Protocol):
+    """A guard whose hooks can be switched off."""
 
     disabled: bool
+
+
+class CanDisable(HasSwitch, Protocol):
+    """A guard that can disable itself after an internal error."""
 
     def disable(self, error: Exception, where: str) -> None: ...
 
@@ -42,6 +46,16 @@ class LoopHooks(Fetcher, Protocol):
 P = ParamSpec("P")
 R = TypeVar("R")
 G = TypeVar("G", bound=CanDisable)
+
+
+@contextlib.contextmanager
+def switched_off(guard: HasSwitch) -> Iterator[None]:
+    """Hooks of the guard do nothing: neither forward passes nor watched losses are the run's."""
+    guard.disabled = True
+    try:
+        yield
+    finally:
+        guard.disabled = False
 
 
 def contained(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R | None]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from surefoot.checkpoint.snapshots import SnapshotRing
 from surefoot.guard.context import GuardContext
+from surefoot.guard.hooks import HasSwitch, switched_off
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.judge.judge import Judge
 from surefoot.origin.locate import locate_in_step, locate_large
@@ -30,12 +30,6 @@ KEPT_STEPS = 4
 """Steps kept where no trial needs more: a row is read two steps later."""
 NOT_KEPT = "the origin was not looked for: the batch of attempt {attempt} is not kept any more, or was changed"
 NOT_AGAIN = "the refused step was run again from its batch, and loss and gradients were finite"
-
-
-class HasSwitch(Protocol):
-    """A guard whose hooks can be switched off."""
-
-    disabled: bool
 
 
 @runtime_checkable
@@ -202,13 +196,3 @@ def make_origins(
     return OriginControl(
         context, context.step_fn, reader, judge, recorder, guard=guard, loss_scale=loss_scale, sandbox=sandbox
     )
-
-
-@contextmanager
-def switched_off(guard: HasSwitch) -> Iterator[None]:
-    """Hooks of the guard do nothing: neither forward passes nor watched losses are the run's."""
-    guard.disabled = True
-    try:
-        yield
-    finally:
-        guard.disabled = False

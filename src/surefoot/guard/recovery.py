@@ -21,9 +21,10 @@ from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState, initial_optimizer_state
 from surefoot.guard.context import GuardContext
+from surefoot.guard.hooks import HasSwitch
 from surefoot.guard.incident_capture import IncidentCapture
 from surefoot.guard.metrics_reader import MetricsReader
-from surefoot.guard.origin_control import HasSwitch, OriginControl, origins_without_trials
+from surefoot.guard.origin_control import OriginControl, origins_without_trials
 from surefoot.guard.rank_barrier import barrier_of
 from surefoot.guard.run_snapshots import RunSnapshots
 from surefoot.guard.step_pipeline import StepPipeline

@@ -16,8 +16,9 @@ from surefoot.checkpoint.rng import get_rng_states, set_rng_states
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
+from surefoot.guard.hooks import HasSwitch, switched_off
 from surefoot.guard.metrics_reader import MetricsReader
-from surefoot.guard.origin_control import HasSwitch, make_origins, switched_off
+from surefoot.guard.origin_control import make_origins
 from surefoot.judge.diagnosis import diagnosis_by_trial
 from surefoot.judge.judge import Judge
 from surefoot.judge.thresholds import SETTLED_UPDATES

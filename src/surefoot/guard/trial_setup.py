@@ -8,9 +8,10 @@ from typing import Any
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.gate.veto import VetoMethod
 from surefoot.guard.context import GuardContext
+from surefoot.guard.hooks import HasSwitch
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.guard.trial_control import HasSwitch, TrialControl
+from surefoot.guard.trial_control import TrialControl
 from surefoot.judge.judge import Judge
 from surefoot.trials.data_parallel import unsupported_layout
 from surefoot.trials.rank_agreement import RankAgreement
