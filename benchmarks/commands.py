@@ -216,12 +216,13 @@ def host(
 
 @app.command()
 def rewind(size: Size = "124m", device: Device = None) -> None:
-    """Milliseconds to take a snapshot of a decoder with AdamW, and to rewind to it."""
+    """Time to take a snapshot of a decoder with AdamW and to rewind to it; how often one is taken, and what is lost."""
     needs_torch("bench rewind")
-    from benchmarks.latency import rewind_latency
+    from benchmarks.latency import rewind_latency, updates_lost
 
     _check_model("bench rewind", size, device)
     typer.echo(rewind_latency(size, device))
+    typer.echo(updates_lost(size, device))
 
 
 @app.command()
@@ -306,6 +307,25 @@ def chaos(
 
 
 @app.command()
+def silent(
+    split: Annotated[str, typer.Option(help="tuning or report; by default both halves of the suite.")] = "",
+    only: Annotated[str, typer.Option(help="Only loops whose name or family contains this.")] = "",
+    details: Annotated[bool, typer.Option("--details", help="Also print every finding.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Silent bugs and healthy twins: what preflight and the first steps name; exit 1 when a healthy one fails."""
+    needs_torch("bench silent")
+    from benchmarks.silent_bugs.loops import Half
+    from benchmarks.silent_bugs.silent_bench import main as run
+
+    if split and split not in list(Half):
+        raise _fail(f"bench silent: --split {split} is unknown. Use {' or '.join(Half)}.")
+    text, passed = run(Half(split) if split else None, only=only, details=details, as_json=as_json, say=_progress)
+    typer.echo(text)
+    raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run_dir that was given to surefoot.attach.")],
     policy: Annotated[
@@ -325,6 +345,28 @@ def replay(
     from benchmarks.replay_report import show
 
     raise typer.Exit(show(run, name=policy, settings=settings or (), as_json=as_json))
+
+
+@app.command()
+def causes(
+    every: Annotated[int, typer.Option(min=1, help="Only each so-manieth fault of both parts of the zoo.")] = 4,
+    jobs: Jobs = 0,
+    runs: Annotated[Path, typer.Option(file_okay=False, help="Folder for the runs, reused by the next call.")] = Path(
+        "runs/zoo"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the fitted confidences as JSON to this file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Fit how much each clue counts for its cause to the tuning part of the zoo; judge the fit on the other part."""
+    needs_torch("bench causes")
+    from benchmarks.cause_fit import main as run
+    from benchmarks.worker_pool import available_cores
+
+    with _usage_errors("bench causes: "):
+        text = run(runs, every=every, workers=jobs or available_cores(), out=out, as_json=as_json, progress=_progress)
+    typer.echo(text)
 
 
 @app.command()

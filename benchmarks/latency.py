@@ -1,18 +1,28 @@
-"""`surefoot bench judge` and `bench rewind`: time to judge one row, to take a snapshot and to rewind to it."""
+"""`surefoot bench judge` and `bench rewind`: time to judge one row, to take a snapshot and to rewind to it; how often
+snapshots are taken in training, and how many updates a rewind then loses."""
 
 from __future__ import annotations
 
 import platform
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 
 import numpy as np
 
+import surefoot
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import LAYER_STATS, NAN, StepMetrics
+
+DAMAGED_AT, MAX_UPDATES = 75, 110
+"""The update before which weights are damaged, and how long a rewind is waited for."""
+DAMAGE = 10.0
+"""Factor on all matrices."""
+SMALL_BATCH = 2, 128
+"""Samples and tokens per batch on the CPU, and where `bench overhead` does not train this size."""
 
 
 def judge_latency(tensors: int = 300, rows: int = 2000) -> str:
@@ -91,4 +101,41 @@ def rewind_latency(size: str = "124m", device: str | None = None) -> str:
         f"{statistics.median(takes):.1f} ms; {count_parameters(model) / 1e6:.0f} M parameters with AdamW, "
         f"{format_bytes(snapshot.copy.nbytes)} in {'device' if snapshot.copy.location == 'device' else 'host'} memory; "
         f"{describe_machine(device)}"
+    )
+
+
+def updates_lost(size: str = "124m", device: str | None = None) -> str:
+    """How often snapshots are taken when a decoder is trained, what that costs, and how many updates a rewind loses
+    after weights were damaged, by the rules alone."""
+    import torch
+
+    from benchmarks.overhead import BATCH, OverheadCase, OverheadLoop
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    samples, tokens = BATCH[device].get(size, SMALL_BATCH) if device == "cuda" else SMALL_BATCH
+    loop = OverheadLoop(OverheadCase(size, device=device, batch=(samples, tokens)))
+    with tempfile.TemporaryDirectory() as folder:
+        rewinds: list[int] = []
+        with surefoot.attach(loop.model, loop.optimizers, run_dir=folder, clip=1.0) as guard:
+            guard.on_event(lambda e: rewinds.append(e.attempt) if getattr(e, "name", "") == "rewound" else None)
+            for update in range(MAX_UPDATES):
+                if rewinds:
+                    break
+                if update == DAMAGED_AT:
+                    with torch.no_grad():
+                        for p in loop.model.parameters():
+                            p.mul_(DAMAGE if p.dim() > 1 else 1.0)
+                loss, batch = loop.loss()
+                guard.watch(loss, batch).backward()
+                loop.finish()
+        events = surefoot.read(folder).events
+    often = [e["detail"].rpartition("; ")[2] for e in events if e.get("name") == "ring"][-1]
+    where = f"training {samples} x {tokens} tokens, {often}"
+    rewound = next((e for e in events if e.get("name") == "rewound"), None)
+    if rewound is None:
+        return f"{where}; weights damaged before update {DAMAGED_AT} were not undone"
+    held = rewound["values"]["attempt"] + 1
+    return (
+        f"{where}; weights damaged before update {DAMAGED_AT}: rewound {rewound['attempt'] + 1 - DAMAGED_AT} updates "
+        f"later to update {held}, {DAMAGED_AT - held} good updates lost"
     )

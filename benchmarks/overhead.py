@@ -40,6 +40,8 @@ class OverheadCase:
     rounds: int = 9
     steps: int = 20
     """Timed steps per block; half as many untimed ones precede them, while caches and files warm up."""
+    batch: tuple[int, int] | None = None
+    """Samples and tokens per batch, if not those of `BATCH`."""
 
     @property
     def separate_models(self) -> bool:
@@ -73,7 +75,7 @@ class OverheadLoop:
         self.model = Decoder(SIZES[plan.size]).to(self.device)
         self.forward_model: nn.Module = torch.compile(self.model) if plan.compiled else self.model  # pyright: ignore
         self.optimizers = _optimizers(plan.optimizer, self.model)
-        samples, tokens = BATCH[plan.device][plan.size]
+        samples, tokens = plan.batch or BATCH[plan.device][plan.size]
         shape = (4, samples, tokens + 1)
         self.batches = torch.randint(0, SIZES[plan.size].vocab, shape, device=self.device)
         self.batches_drawn = 0

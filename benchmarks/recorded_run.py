@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.journal.aliases import ADDED_COLUMNS, upgraded_policy
+from surefoot.journal.aliases import ADDED_COLUMNS
+from surefoot.journal.policy_aliases import derived_figures, upgraded_policy
 from surefoot.journal.reader import Run, read
 from surefoot.journal.row_file import BadHeader, map_rows
 from surefoot.journal.run_json import SIGNALS_DIR
 from surefoot.journal.segments import list_segments
 from surefoot.judge.multi_optimizer import AnyJudge, make_judge
 from surefoot.judge.policy import Policy, Thresholds
-from surefoot.records import SCHEMA, Action, Cause, Decision, StepMetrics, StepOverrides
+from surefoot.judge.remedies import remedy_id
+from surefoot.records import SCHEMA, Action, Cause, Decision, FindingKind, StepMetrics, StepOverrides
 
 LAG = 2
 """Rows in flight when one is judged; equals `measure.readback.LAG`, which cannot be imported without torch."""
@@ -111,7 +113,7 @@ class RecordedAttach:
             name = e.get("name")
             if e["kind"] == "decision" and e.get("applied"):
                 decisions[e["action"]] = decision_from(e)
-            elif e["kind"] == "finding" and e["detector"] == "origin":
+            elif e["kind"] == "finding" and e["detector"] == FindingKind.ORIGIN:
                 notice = JudgeNotice(attempt=e["attempt"], step=e["step"], origin=e["evidence"])
                 notices.setdefault(self._rows_up_to(e["attempt"]), []).append(notice)
             elif e["kind"] == "trial" and "proposed" in e["values"]:
@@ -163,6 +165,7 @@ def read_attaches(run_dir: str | Path) -> tuple[list[RecordedAttach], list[str]]
     lost = [e for e in run.events if e.get("name") == "journal_lost"]
     if lost:
         missing.append(f"the journal lost rows or events in {len(lost)} places")
+    missing += _unused_figures(run.info)
     infos = [*(run.info.get("earlier") or []), run.info]
     starts = [e["attempt"] for e in _rank0_events(run) if e.get("name") == "attached"] or [0]
     if len(starts) > len(infos):
@@ -172,6 +175,14 @@ def read_attaches(run_dir: str | Path) -> tuple[list[RecordedAttach], list[str]]
     ends = [*starts[-known:], float("inf")]
     spans = zip(infos[-known:], pairwise(ends), strict=True)
     return [RecordedAttach(run, layers, info, int(first), end) for info, (first, end) in spans if first < end], missing
+
+
+def _unused_figures(info: Mapping[str, Any]) -> list[str]:
+    """What the policy set that is no longer a figure of its own, where that was not the default."""
+    policy = (info.get("config") or {}).get("policy")
+    figures = derived_figures(policy) if isinstance(policy, dict) else {}
+    changed = [f"{name}={value}" for name, (value, default, _) in figures.items() if value != default]
+    return [f"the policy set {', '.join(changed)}, which can no longer be set: decisions may differ"] if changed else []
 
 
 def _rank0_events(run: Run) -> list[dict[str, Any]]:
@@ -258,6 +269,7 @@ def decision_from(event: Mapping[str, Any]) -> Decision:
     if values.get("overrides") is not None:
         values["overrides"] = _overrides(values["overrides"])
     values["optimizers"] = tuple(values.get("optimizers", ()))
+    values["remedy_id"] = remedy_id(values.get("remedy_id") or values.get("remedy", ""))
     try:
         return Decision(**values | {"action": Action(values["action"]), "cause": Cause(values["cause"])})
     except (KeyError, TypeError, ValueError) as error:

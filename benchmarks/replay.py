@@ -17,7 +17,7 @@ from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, Decision, StepMetrics, Verdict
 
-MEASUREMENT_SETTINGS = ("weights_every", "system_every", "snapshot_every", "max_snapshots")
+MEASUREMENT_SETTINGS = ("weights_every", "system_every", "snapshot_every", "snapshot_time_share", "max_snapshots")
 """Policy settings that change what is measured and kept; a replay cannot show their effect."""
 GATE_SETTINGS = ("max_norm_ratio", "warmup", "norm_max_decay")
 """Policy settings that the gate's norm rule depends on."""

@@ -15,7 +15,7 @@ from benchmarks.recorded_run import read_attaches
 from benchmarks.replay import MEASUREMENT_SETTINGS, DecisionPair, ReplayResult, replay
 from surefoot.journal.strict_json import plain
 from surefoot.judge.policy import Policy, Thresholds
-from surefoot.records import Action, Decision
+from surefoot.records import Action, Cause, Decision
 
 POLICIES = {"protect": Policy(), "observe": Policy(observe=True)}
 _THRESHOLDS = "thresholds."
@@ -149,7 +149,7 @@ def _describe(decision: Decision | None) -> str:
     if decision is None:
         return "-"
     text = decision.action.value
-    if decision.action in (Action.REWIND, Action.STOP) and decision.cause != "unknown":
+    if decision.action in (Action.REWIND, Action.STOP) and decision.cause is not Cause.UNKNOWN:
         text += f" ({decision.cause})"
     text += f", {decision.remedy}" if decision.remedy else ""
     return text if decision.applied else f"not applied: {text}"

@@ -10,23 +10,30 @@ from surefoot import checkpoint
 if TYPE_CHECKING:
     from surefoot.actions.stop import TrainingStopped
     from surefoot.guard.attach import Guard, attach
+    from surefoot.incidents.replay import replay
     from surefoot.journal.reader import Run, read
     from surefoot.judge.policy import Policy
     from surefoot.logs.diagnose_log import diagnose
     from surefoot.logs.log_diagnosis import LogDiagnosis
+    from surefoot.preflight_checks.findings import PreflightFinding, PreflightReport
+    from surefoot.preflight_checks.preflight import preflight
 
 __version__ = "0.1.0"
 __all__ = [
     "Guard",
     "LogDiagnosis",
     "Policy",
+    "PreflightFinding",
+    "PreflightReport",
     "Run",
     "TrainingStopped",
     "__version__",
     "attach",
     "checkpoint",
     "diagnose",
+    "preflight",
     "read",
+    "replay",
 ]
 
 _MODULES = {
@@ -36,8 +43,12 @@ _MODULES = {
     "TrainingStopped": "surefoot.actions.stop",
     "Run": "surefoot.journal.reader",
     "read": "surefoot.journal.reader",
+    "replay": "surefoot.incidents.replay",
     "LogDiagnosis": "surefoot.logs.log_diagnosis",
     "diagnose": "surefoot.logs.diagnose_log",
+    "PreflightFinding": "surefoot.preflight_checks.findings",
+    "PreflightReport": "surefoot.preflight_checks.findings",
+    "preflight": "surefoot.preflight_checks.preflight",
 }
 
 

@@ -4,8 +4,35 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Any, ClassVar
+
+from surefoot.kinds import Action, Cause, FindingKind, Pattern, RemedyId, Severity
+
+__all__ = [
+    "EVENT_MARK",
+    "LAYER_STATS",
+    "NAN",
+    "REFUSED",
+    "SCHEMA",
+    "Action",
+    "Cause",
+    "CheckpointEvent",
+    "Decision",
+    "Diagnosis",
+    "Event",
+    "Finding",
+    "FindingKind",
+    "JudgedBy",
+    "Note",
+    "Outcome",
+    "Pattern",
+    "RemedyId",
+    "Severity",
+    "StepMetrics",
+    "StepOverrides",
+    "Verdict",
+]
 
 SCHEMA = 2
 """Version of everything written to a run directory; in `run.json` and in every signals header."""
@@ -40,93 +67,6 @@ class JudgedBy(IntEnum):
     """The value the loop passed to `guard.watch(progress=...)`."""
     NOTHING = 2
     """The loop passed `progress=None`: only non-finite losses are detected."""
-
-
-class Cause(StrEnum):
-    """Why a run fails or learns badly."""
-
-    BAD_BATCH = "bad_batch"
-    INPUT_SCALE = "input_scale"
-    LABELS = "labels"
-    DRIFT = "drift"
-    LEARNING_RATE = "learning_rate"
-    SCHEDULE = "schedule"
-    MOMENTUM = "momentum"
-    ACCUMULATION = "accumulation"
-    PRECISION_OVERFLOW = "precision_overflow"
-    PRECISION_UNDERFLOW = "precision_underflow"
-    OPTIMIZER_STATE = "optimizer_state"
-    WEIGHTS_DAMAGED = "weights_damaged"
-    TRANSIENT = "transient"
-    INITIALISATION = "initialisation"
-    EXPLODING_GRADIENT = "exploding_gradient"
-    VANISHING_GRADIENT = "vanishing_gradient"
-    DEAD_UNITS = "dead_units"
-    LOGIT_GROWTH = "logit_growth"
-    ATTENTION_MASK = "attention_mask"
-    LOG_OF_ZERO = "log_of_zero"
-    ZERO_VARIANCE = "zero_variance"
-    PLATEAU = "plateau"
-    NOT_UPDATING = "not_updating"
-    OVERFITTING = "overfitting"
-    OSCILLATION = "oscillation"
-    OUT_OF_MEMORY = "out_of_memory"
-    MEMORY_LEAK = "memory_leak"
-    DATA_STARVATION = "data_starvation"
-    RANK_FAULT = "rank_fault"
-    UNKNOWN = "unknown"
-
-
-class Pattern(StrEnum):
-    """The shape of the failure in the numbers."""
-
-    NONE = "none"
-    NONFINITE = "nonfinite"
-    JUMP = "jump"
-    EXPONENTIAL = "exponential"
-    OSCILLATING = "oscillating"
-    PLATEAU = "plateau"
-    COLLAPSE_TO_ZERO = "collapse_to_zero"
-    RECOVERED_SPIKE = "recovered_spike"
-    OVERFIT = "overfit"
-    OVERFLOW_SKIPS = "overflow_skips"
-
-
-class FindingKind(StrEnum):
-    """What was found, and by which of the judge's detectors; findings about one row are reported in this order."""
-
-    NONFINITE = "nonfinite"
-    NORM_OUTLIER = "norm_outlier"
-    PROGRESS = "progress"
-    ORIGIN = "origin"
-    LOSS_RESCALED = "loss_rescaled"
-    INPUT_SHIFT = "input_shift"
-    TINY_BATCHES = "tiny_batches"
-    WEIGHT_JUMP = "weight_jump"
-    STALE_GRADS = "stale_grads"
-    CLIPPING_CHANGED = "clipping_changed"
-    HYPERPARAM_CHANGE = "hyperparam_change"
-    LOSS_SCALE = "loss_scale"
-    FROZEN_WEIGHTS = "frozen_weights"
-    JUMP = "jump"
-    LOSS_LEVEL = "loss_level"
-    GROWTH = "growth"
-    OSCILLATION = "oscillation"
-    EXPLODING_GRADS = "exploding_grads"
-    VANISHING_GRADS = "vanishing_grads"
-    DEAD_UNITS = "dead_units"
-    PERIODIC_SPIKES = "periodic_spikes"
-    REPEATED_BATCHES = "repeated_batches"
-    LARGE_INITIAL_GRADS = "large_initial_grads"
-    PLATEAU = "plateau"
-    EVAL_RISE = "eval_rise"
-    EVAL_REGRESSION = "eval_regression"
-    CLIPPING = "clipping"
-    SLOW_STEPS = "slow_steps"
-    MEMORY_GROWTH = "memory_growth"
-    IDLE_DEVICE = "idle_device"
-    REPLICAS = "replicas"
-    EARLY_LEARNING = "early_learning"
 
 
 NAN = float("nan")
@@ -251,9 +191,15 @@ class Finding(Event):
     detector: FindingKind
     pattern: Pattern = Pattern.NONE
     detail: str = ""
-    severe: bool = False
-    """The run is being damaged: act on it, instead of only reporting it."""
+    severity: Severity = Severity.SUSPICIOUS
     evidence: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def severe(self) -> bool:
+        return self.severity is Severity.SEVERE
+
+    def as_json(self) -> dict[str, Any]:
+        return super(Finding, self).as_json() | {"severe": self.severe}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,23 +263,6 @@ class StepOverrides:
         return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 
 
-class Action(StrEnum):
-    """What the policy may do, from the least intrusive on."""
-
-    REFUSE = "refuse"
-    """This update was not applied."""
-    CONSTRAIN = "constrain"
-    """Override the steps from here on: see `StepOverrides`."""
-    REWIND = "rewind"
-    """Go back to the last good snapshot and continue from there, with the overrides given."""
-    RELAX = "relax"
-    """Lift overrides, wholly or in part."""
-    ACCEPT = "accept"
-    """Accept what looked like an incident as the new baseline."""
-    STOP = "stop"
-    """End the run: continuing would do no good."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision(Event):
     """What the policy decided; `applied` is false when the policy only observes."""
@@ -344,6 +273,8 @@ class Decision(Event):
     applied: bool = True
     remedy: str = ""
     """The remedy in words."""
+    remedy_id: RemedyId | None = None
+    """Which remedy it is; None if it is none."""
     cause: Cause = Cause.UNKNOWN
     overrides: StepOverrides | None = None
     """All overrides from now on; None leaves them as they are."""

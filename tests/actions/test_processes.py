@@ -43,3 +43,13 @@ def test_lr_is_lowered_on_both_ranks(kind: str, results: list[dict[str, Any]]) -
 def test_unprotected_rank_does_not_block_the_other(results: list[dict[str, Any]]) -> None:
     assert "lost its protection" in results[0]["lost"]["failures"][0]
     assert results[0]["lost"]["rewinds"] == results[1]["lost"]["rewinds"] == []
+
+
+def test_unlike_ranks_take_the_same_snapshots(results: list[dict[str, Any]]) -> None:
+    """What the ranks with the dearest snapshots and with the least room propose holds for all of them."""
+    first, second = (result["unlike"] for result in results)
+    assert first["proposed"] < second["proposed"] == 50
+    assert first["updates"] == second["updates"] == 50
+    assert first["size"] == second["size"] == 5
+    assert first["taken"] == second["taken"]
+    assert first["held"] == second["held"]

@@ -80,6 +80,44 @@ def lowered_lr_matches_manual_lr(kind: str, out: Path) -> bool:
     return same(contents(twin), contents(run))
 
 
+class PlantedClock:
+    """A clock on which every snapshot takes as long as planted."""
+
+    def __init__(self, seconds: float) -> None:
+        self.cost = seconds
+
+    def now(self) -> float:
+        return 0.0
+
+    def seconds(self, start: float, end: float) -> float:
+        return self.cost
+
+
+def snapshots_of_unlike_ranks(out: Path) -> dict[str, Any]:
+    """A snapshot costs nothing on one rank and a second on the other, which has room for fewer, too."""
+    run = watched("ddp")
+    guard: Any = surefoot.attach(run.model, run.optimizer, run_dir=out / "unlike", scheduler=run.schedulers)
+    run.watch = guard.watch
+    recovery = guard._recovery
+    recovery.snapshots.interval._clock = PlantedClock(float(dist.get_rank()))
+    if dist.get_rank() == 1:
+        recovery.ring.limit(5)
+    attempts: list[int] = []
+    for i in range(260):
+        run.train(2 * i + dist.get_rank())
+        if recovery.snapshots.last_attempt not in attempts:
+            attempts.append(recovery.snapshots.last_attempt)
+    held = [s.attempt for s in recovery.ring.snapshots]
+    state = {
+        "taken": attempts,
+        "held": held,
+        "size": recovery.ring.size,
+        "proposed": recovery.snapshots.interval.proposed,
+    }
+    guard.close()
+    return state | {"updates": recovery.snapshots.interval.updates}
+
+
 def set_lrs(groups: list[dict[str, Any]], lrs: list[float]) -> None:
     for group, lr in zip(groups, lrs, strict=True):
         group["lr"] = lr
@@ -104,6 +142,7 @@ def main() -> None:
     results: dict[str, Any] = {kind: trial(kind, False, out) for kind in KINDS}
     results |= {f"{kind} lacking": trial(kind, True, out) for kind in ("ddp", "fsdp2")}
     results["rate"] = {kind: lowered_lr_matches_manual_lr(kind, out) for kind in ("ddp", "fsdp2", "zero")}
+    results["unlike"] = snapshots_of_unlike_ranks(out)
     results["lost"] = run_with_one_unprotected_rank(out)
     (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

@@ -364,7 +364,7 @@ def test_replayed_norm_rule_equals_that_of_the_gate() -> None:
     """Rows of one gate, replayed with other settings, get the verdicts of a gate with those settings."""
     rng = np.random.default_rng(3)
     norms = np.exp(rng.normal(0.0, 1.5, 400)).astype(np.float32)
-    policies = (Policy(max_norm_ratio=8.0, warmup=20), Policy(max_norm_ratio=1.5, warmup=5, norm_max_decay=0.9))
+    policies = (Policy(max_norm_ratio=8.0, warmup=20), Policy(max_norm_ratio=1.5, warmup=5))
     then, now = ([*gated(norms, policy)] for policy in policies)
     assert [row.verdict for row in then] != [row.verdict for row in now]
     gate_replay = GateReplay(*policies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import threading
@@ -72,18 +73,35 @@ def test_oldest_snapshots_are_replaced() -> None:
     assert attempts(ring) == [40, 50, 60]
 
 
-def test_old_good_snapshot_is_kept_up_to_max_age() -> None:
-    _, ring = started(size=4, max_age=100)
-    ages = []
-    for attempt in range(0, 400, 10):
+@pytest.mark.parametrize("every", [5, 10, 20])
+def test_snapshots_are_thinned_with_age(every: int) -> None:
+    """The newest are as dense as they are taken, older ones geometrically sparser, up to about `max_age`."""
+    _, ring = started(size=8, max_age=150)
+    take(ring, -1)
+    ring.mark_good(-1)
+    for attempt in range(every - 1, 900, every):
         take(ring, attempt)
-        ring.mark_good(attempt - 10)
+        ring.mark_good(attempt - 12)
+        ages = [attempt - a for a in reversed(attempts(ring))]
         newest = ring.newest_good()
-        assert newest is None or newest.attempt == attempt - 10
-        ages.append(attempt - attempts(ring)[0])
-    assert max(ages) == 110, "removed when the next one is taken"
-    assert ages[20:].count(110) >= 2, "a snapshot that is too old is replaced"
-    assert min(ages[5:]) >= 20
+        assert newest is not None
+        assert attempt - newest.attempt < 12 + every, "the newest good snapshot is never dropped"
+        assert (attempts(ring)[0] == -1) == (attempt <= 300), "the initial state stays for twice `max_age`"
+        assert len(ages) == 8 or attempt < 8 * every
+        assert ages[-1] >= min(140, attempt + 1)
+        assert ages[-1] <= 300 + every
+        between = [age for age in ages if 2 * every <= age <= 150]
+        assert all(older <= 5 * age for age, older in itertools.pairwise(between)), "no large gaps"
+        assert ages[:2] == [0, every][: len(ages)] or attempt < every
+
+
+def test_initial_state_is_kept_for_restarts_with_little_room() -> None:
+    _, ring = started(size=4, max_age=150)
+    for attempt in (-1, *range(7, 300, 8)):
+        take(ring, attempt)
+        ring.mark_good(attempt - 12 if attempt >= 0 else -1)
+        assert attempts(ring)[0] == -1
+        assert len(attempts(ring)) <= 4
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

@@ -42,6 +42,7 @@ class Run:
     lr: Callable[[int], float] = lambda step: 3e-3
     damage: Callable[[int, nn.Module, torch.optim.Optimizer], None] = lambda step, model, optimizer: None
     step_fn: Callable[[nn.Module, Any], Tensor] | None = loss_of
+    policy: surefoot.Policy = POLICY
     events: list[dict[str, Any]] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
     steps: int = 0
@@ -51,7 +52,7 @@ class Run:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
-        given: dict[str, Any] = {"policy": POLICY, "step_fn": self.step_fn}
+        given: dict[str, Any] = {"policy": self.policy, "step_fn": self.step_fn}
         guard = None if run_dir is None else surefoot.attach(model, optimizer, run_dir=run_dir, **given)
         for step in range(steps):
             for group in optimizer.param_groups:
@@ -221,6 +222,23 @@ def test_a_run_with_trials_replays_to_the_same_decisions(fault: str, tmp_path: P
     assert not replayed.differences
 
 
+def test_a_run_too_hot_from_its_first_update_is_restarted_even_with_a_nan_batch_among_the_first(
+    tmp_path: Path, fault_free: float
+) -> None:
+    def data(step: int) -> Batch:
+        x, y = batch_of(step)
+        return (torch.full_like(x, math.nan) if step in (3, 7) else x), y
+
+    bare = Run(data=lambda step: batch_of(max(step, 8)), lr=lambda step: 1.0).train(None)
+    run = Run(data=data, lr=lambda step: 1.0)
+    final = run.train(tmp_path / "run")
+    assert bare > 5 * fault_free
+    assert final < 0.5 * bare
+    restart = run.continued[0]["values"]
+    assert restart["snapshot"] == -1
+    assert all(math.isfinite(branch["probe_loss"]) for branch in restart["branches"][1:])
+
+
 def test_no_trials_with_trial_seconds_0(tmp_path: Path) -> None:
     policy = surefoot.Policy(snapshot_every=10, weights_every=10, trial_seconds=0)
     model = nn.Linear(16, 8)
@@ -234,3 +252,16 @@ def test_no_trials_with_trial_seconds_0(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert not [e for e in surefoot.read(tmp_path).events if e["kind"] == "trial"]
+
+
+def test_rules_alone_lose_about_a_dozen_good_updates(tmp_path: Path, fault_free: float) -> None:
+    """Snapshots that cost little are taken every few updates; a rewind needs one that healthy updates have followed."""
+    run = Run(damage=enlarge_weights, step_fn=None, policy=surefoot.Policy(weights_every=10, snapshot_time_share=1.0))
+    loss = run.train(tmp_path)
+
+    rewound = [e["values"]["attempt"] for e in run.of_kind("note") if e["name"] == "rewound"]
+    assert rewound
+    assert ONSET - 17 <= rewound[0] < ONSET
+    assert any("a snapshot every 5 updates: one takes" in e["detail"] for e in run.of_kind("note"))
+    assert loss < 1.2 * fault_free
+    assert not replay(tmp_path).differences

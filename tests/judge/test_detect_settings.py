@@ -6,7 +6,7 @@ import pytest
 from made_rows import Bench, Source
 
 from surefoot.judge.detectors.hyperparams import Clipping, HyperparamChange
-from surefoot.judge.detectors.system import LossScale
+from surefoot.judge.detectors.system import OVERFLOW_STREAK, LossScale
 from surefoot.judge.history import History
 from surefoot.judge.thresholds import SETTLED_UPDATES, TREND_ROWS
 from surefoot.records import Finding, Pattern, StepMetrics, Verdict
@@ -96,7 +96,7 @@ def test_consecutive_overflows_are_found_once() -> None:
     bench, detector, source = scaled()
     (finding,) = bench.findings(detector, skipped(source, 20, 65536.0))
     assert finding.pattern is Pattern.OVERFLOW_SKIPS
-    assert finding.evidence["skipped"] == bench.sight.overflow_streak
+    assert finding.evidence["skipped"] == OVERFLOW_STREAK
 
 
 def test_loss_scale_collapsed_by_overflows_is_severe() -> None:

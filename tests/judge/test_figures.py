@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from surefoot.judge import policy, thresholds
 HOMES = [Path(module.__file__) for module in (policy, thresholds)]
 PACKAGE = HOMES[0].parent
 OTHERS = sorted(path for path in PACKAGE.rglob("*.py") if path not in HOMES)
+SETTABLE = 30
 DATA = ("remedies.py", "rank_causes.py")
 SCALE = {name for name in vars(thresholds) if name.isupper()}
 
@@ -47,6 +50,29 @@ def test_no_comparison_with_a_bare_number(path: Path) -> None:
         if isinstance(node, ast.Compare):
             bare = [v for side in (node.left, *node.comparators) for v in numbers(side)]
             assert [v for v in bare if v not in (0, 0.5, 1, 2, 3) and v > 1e-3] == [], ast.unparse(node)
+
+
+def test_at_most_thirty_figures_can_be_set() -> None:
+    figures = [*figures_of(policy.Policy())]
+    assert {"max_norm_ratio", "thresholds.false_alarms"} <= set(figures)
+    assert len(figures) <= SETTABLE, figures
+
+
+def figures_of(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Names of all fields that hold a number, or may hold one, those of nested settings included."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            yield from figures_of(value, f"{prefix}{field.name}.")
+        elif not isinstance(value, bool):
+            assert value is None or isinstance(value, int | float), field.name
+            yield prefix + field.name
+
+
+def test_fewer_false_alarms_raise_every_bound() -> None:
+    usual, rare = thresholds.Thresholds(), thresholds.Thresholds(false_alarms=0.01)
+    for name in ("level_sigmas", "mean_level_sigmas", "loss_jump_sigmas"):
+        assert getattr(rare, name) > 1.1 * getattr(usual, name)
 
 
 @pytest.mark.parametrize("path", HOMES, ids=lambda path: path.name)

@@ -183,7 +183,7 @@ def test_harmful_batches_are_waited_out() -> None:
 
 
 def test_waiting_is_limited() -> None:
-    judge, source = trained(Policy(max_vetoes_waiting=50))
+    judge, source = trained(Policy(max_consecutive_vetoes=5))
     decision = decided(judged(judge, harmful_batches(source)))
     judge.rewound(decision.max_attempt - 1, decision.max_attempt - 1)
     events = judged(judge, [source.row(times=1.6, verdict=Verdict.NORM_OUTLIER, norm_limit=9.0) for _ in range(50)])

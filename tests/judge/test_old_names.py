@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,15 @@ from surefoot.journal.aliases import (
     INCIDENT,
     INCIDENT_STEP,
     REMEDIES,
-    THRESHOLDS,
     upgraded_event,
     upgraded_incident,
+)
+from surefoot.journal.policy_aliases import (
+    DERIVED_POLICY,
+    DERIVED_THRESHOLDS,
+    POLICY,
+    THRESHOLDS,
+    derived_figures,
     upgraded_policy,
 )
 from surefoot.judge import remedies
@@ -52,8 +59,22 @@ def test_old_detector_state(name: str) -> None:
 
 def test_old_thresholds() -> None:
     names = {field.name for field in fields(Thresholds)}
-    assert set(THRESHOLDS.values()) == names - {"idle_seconds"}
+    assert set(THRESHOLDS.values()) == (names | DERIVED_THRESHOLDS.keys()) - {"idle_seconds", "false_alarms"}
+    assert set(POLICY.values()) - DERIVED_POLICY.keys() <= {field.name for field in fields(Policy)}
     assert upgraded_policy({"sight": {"jump": 9.0}}) == {"thresholds": {"norm_jump_ratio": 9.0}}
+
+
+def test_figures_that_can_no_longer_be_set_are_read_and_named() -> None:
+    held = {"hold": 90, "limit": 9, "sight": {"raised": 5.0, "explodes": 50.0}}
+    assert upgraded_policy(held) == {"max_consecutive_vetoes": 9, "thresholds": {"exploding_norm": 50.0}}
+    figures = derived_figures(held)
+    assert figures.keys() == {"max_vetoes_waiting", "thresholds.level_sigmas"}
+    assert "it follows from false_alarms" in figures["thresholds.level_sigmas"][2]
+    old: dict[str, Any] = {"level_sigmas": 5.0, "exploding_norm": 50.0}
+    with pytest.warns(FutureWarning, match="level_sigmas=5.0.* false_alarms"):
+        assert Thresholds(**old) == Thresholds(exploding_norm=50.0)
+    with pytest.raises(TypeError, match="levle_sigmas"):
+        Thresholds(levle_sigmas=5.0)
 
 
 def test_old_incidents() -> None:

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import surefoot
-from surefoot.guard import rank_meeting
+from surefoot.guard import rank_barrier
 from surefoot.guard.attached import AttachedGuard
 from surefoot.records import Action, Decision
 
@@ -202,7 +202,7 @@ def main() -> None:
         results[f"{kind} weights"] = Run(kind, enlarge_weights).train(out / f"{kind}-weights")
         CALLS["count"] = 0
         results[f"{kind} broken"] = Run(kind, enlarge_weights, broken_on_one_rank).train(out / f"{kind}-broken")
-    rank_meeting.MEETING_SECONDS = 1.0
+    rank_barrier.BARRIER_SECONDS = 1.0
     results["ddp lost"] = Run("ddp", loses_rank=True).train(out / "ddp-lost")
     results["ddp communicating"] = Run("ddp", step_fn=communicating).train(out / "ddp-communicating")
     (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))

@@ -24,6 +24,8 @@ from benchmarks.zoo.scoreboard.tables import ALL, Scoreboard, tables
 from surefoot.journal.output_files import check_output, output_file, save_figure
 
 COMMAND = "surefoot bench zoo --page docs"
+EXAMPLE = "bad_batch"
+"""The fault whose definition is shown."""
 _COLUMNS = 6
 
 
@@ -96,7 +98,7 @@ A fault is a function in one of the modules of `benchmarks/zoo/faults/`; a contr
 `benchmarks/zoo/controls/`. `ZooRun` has a hook for each part of the loop, and a hook must do nothing before `at`:
 
 ```python
-{inspect.getsource(FAULTS["bad_batch"].plant)}```
+{inspect.getsource(FAULTS[EXAMPLE].plant)}```
 
 `on` names its families, each with three marks for subtle, clear and brutal: harmful (`!`) or not (`.`).
 `python -m benchmarks.zoo.verify bad_batch` trains it in every family, at every strength and seed, beside its twin, and

@@ -24,10 +24,13 @@ from surefoot.background import raise_if_exiting
 Location = Literal["device", "host"]
 MIN_SNAPSHOTS = 2
 """Fewer are of no use: one good snapshot, and room for the next."""
+ENOUGH_SNAPSHOTS = 4
+"""Host memory is used where the device has no room for so many; room for more makes no difference."""
 CHUNK_BYTES = 64 << 20
 """Bytes that are pinned at a time, unless one tensor is larger."""
 _ALIGN = 256
 _HOST = torch.device("cpu")
+_LOCATIONS: tuple[Location, ...] = ("device", "host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,22 @@ def plan_snapshots(
     free = {device: free_bytes(device) for device in devices}
     on_cuda = any(device.type == "cuda" for device in devices)
     shared = f" plus {format_bytes(base.total)} of frozen parameters" if base.total else ""
-    for n in range(count, MIN_SNAPSHOTS - 1, -1):
+
+    def fits(location: Location, n: int) -> bool:
         if budget is not None and n * total + base.total > budget:
-            continue
-        reason = f"{n} of {format_bytes(total)} each{shared}" + (f" ({count} do not fit)" if n < count else "")
-        if all(n * nbytes.get(d, 0) + base.to_allocate.get(d, 0) <= free[d] / 2 for d in devices):
-            return SnapshotPlan("device", n, f"{reason}, on the model's device")
-        if on_cuda and n * total + base.to_allocate_on_host <= host / 2:
-            return SnapshotPlan("host", n, f"{reason}, in host memory")
+            return False
+        if location == "host":
+            return on_cuda and n * total + base.to_allocate_on_host <= host / 2
+        return all(n * nbytes.get(d, 0) + base.to_allocate.get(d, 0) <= free[d] / 2 for d in devices)
+
+    for enough in range(min(count, ENOUGH_SNAPSHOTS), MIN_SNAPSHOTS - 1, -1):
+        fitting: list[Location] = [location for location in _LOCATIONS if fits(location, enough)]
+        if fitting:
+            location = fitting[0]
+            n = max(n for n in range(enough, count + 1) if fits(location, n))
+            where = "on the model's device" if location == "device" else "in host memory"
+            reason = f"{n} of {format_bytes(total)} each{shared}" + (f" ({count} do not fit)" if n < count else "")
+            return SnapshotPlan(location, n, f"{reason}, {where}")
     snapshots = f"{MIN_SNAPSHOTS} snapshots of {format_bytes(total)}{shared}"
     if budget is not None and MIN_SNAPSHOTS * total + base.total > budget:
         return SnapshotPlan(None, 0, f"{snapshots} do not fit in the budget of {format_bytes(budget)}")

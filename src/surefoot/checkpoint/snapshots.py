@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from torch import Tensor
 from surefoot.background import BackgroundTask, BackgroundWorker
 from surefoot.checkpoint.copies import LiveState, StateCopy, local_part
 from surefoot.checkpoint.frozen_params import BaseCheck, BaseCopy, SharedBase, describe_changed
+from surefoot.checkpoint.snapshot_ages import next_to_drop
 from surefoot.checkpoint.snapshot_memory import MIN_SNAPSHOTS, Location, format_bytes, free_bytes, plan_snapshots
 from surefoot.checkpoint.train_state import NonTensorState, TrainState
 from surefoot.checkpoint.tree import TensorSlot, detach_tensors
@@ -31,6 +31,8 @@ class Snapshot:
     """The steps after it were healthy."""
     in_use: bool = False
     """It is being read: its memory must not be reused."""
+    allocated: bool = False
+    """Memory had to be allocated for it while training waited."""
     base_check: BaseCheck | None = None
     """Whether the frozen parameters were those of the shared base; None once that is known."""
 
@@ -55,7 +57,8 @@ class SnapshotRing:
         self._size = size
         self._budget = budget_bytes
         self._max_age = max_age
-        """An old good snapshot stays while it is at most this many attempts old; ones between are dropped instead."""
+        """An old snapshot stays until the next one is this many attempts old, or until it is twice as old itself; ones
+        between are dropped instead."""
         self.snapshots: list[Snapshot] = []
         """All snapshots, oldest first."""
         self._spare_copies: list[StateCopy] = []
@@ -72,6 +75,16 @@ class SnapshotRing:
         self._worker = BackgroundWorker("surefoot-ring")
         self._allocating: BackgroundTask[StateCopy] | None = None
         """Memory for a later snapshot, where allocation is slow."""
+
+    @property
+    def size(self) -> int:
+        """Snapshots kept at most, as far as memory allows."""
+        return self._size
+
+    @property
+    def in_transfer(self) -> bool:
+        """The next optimizer step may have to wait for a snapshot's way to the host."""
+        return self._in_transfer is not None and bool(self._in_transfer.transfers)
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +108,7 @@ class SnapshotRing:
         self.verify(wait=False)
         live = self._collect()
         self._yield_memory(live)
-        while self.disabled_reason is None and self._make_room():
+        while self.disabled_reason is None and self._make_room(attempt):
             snapshot, shortage = self._try_take(live, attempt, step, wait=wait)
             if snapshot is not None:
                 self._in_transfer, self.watches_updates = snapshot.copy, True
@@ -144,8 +157,15 @@ class SnapshotRing:
         self._size -= 1
         if self._size < MIN_SNAPSHOTS:
             self._disable(reason)
-        self._make_room(for_next=False)
+        self._make_room()
         self._drop_spare_memory()
+
+    def limit(self, size: float) -> None:
+        """Keep at most so many snapshots, as another rank has no room for more; NaN changes nothing."""
+        if self.disabled_reason is None and MIN_SNAPSHOTS <= size < self._size:
+            self._size = int(size)
+            self._make_room()
+            self._drop_spare_memory()
 
     def _plan(self, live: LiveState) -> None:
         """The state has a new layout, as after the optimizer's first step: choose location and number again."""
@@ -181,29 +201,15 @@ class SnapshotRing:
         self._base.clear()
         self._in_transfer = None
 
-    def _make_room(self, *, for_next: bool = True) -> bool:
-        """Drop old good snapshots first, then the youngest unproven ones.
-
-        The newest good snapshot stays, and so does the oldest unproven one, which will be proven next: if it were
-        dropped for younger ones, none would ever be proven.
-        """
-        while len(self.snapshots) + for_next > self._size:
-            good = [s for s in self.snapshots if s.good]
-            unproven = [s for s in self.snapshots if not s.good]
-            candidates = self._removable(good) or unproven[:0:-1]
-            if not candidates:
+    def _make_room(self, coming: int | None = None) -> bool:
+        """Drop snapshots until there is room for those that are there, and for a coming one at this attempt."""
+        while len(self.snapshots) + (coming is not None) > self._size:
+            now = self.snapshots[-1].attempt + 1 if coming is None else coming
+            dropped = next_to_drop(self.snapshots, now, self._max_age)
+            if dropped is None:
                 return False
-            self._forget(candidates[0])
+            self._forget(self.snapshots[dropped])
         return True
-
-    def _removable(self, good: list[Snapshot]) -> list[Snapshot]:
-        """Good snapshots that may be dropped, in this order; the newest may not."""
-        candidates = [s for s in good[:-1] if not s.in_use]
-        if len(candidates) < 2 or self.snapshots[-1].attempt - candidates[0].attempt > self._max_age:
-            return candidates
-        # Drop the one that leaves the smallest gap to the next older snapshot.
-        gaps = {id(b): b.attempt - a.attempt for a, b in itertools.pairwise(candidates)}
-        return sorted(candidates[1:], key=lambda s: gaps[id(s)])
 
     def _forget(self, snapshot: Snapshot) -> None:
         self.snapshots.remove(snapshot)
@@ -224,12 +230,13 @@ class SnapshotRing:
             if missing and not wait and self.location == "host":
                 self._preallocate(live)
                 return None, ""
+            allocated = into is None
             into = into or (self._spare_copies[-1] if self._spare_copies else None)
             if into is not None:
                 self._spare_copies.remove(into)
             check = self._check_base(live)
             copy = self._train_state.copy(live, into, location=self.location)
-            return Snapshot(attempt, step, copy, base_check=check), ""
+            return Snapshot(attempt, step, copy, allocated=allocated, base_check=check), ""
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -343,3 +344,11 @@ def _found_infs(scaler: Any) -> dict[tuple[int, Any], Tensor]:
 
 def _nothing() -> None:
     pass
+
+
+def initial_optimizer_state(optimizer: Optimizer) -> dict[Any, Any]:
+    """The state that an optimizer of this class with these parameter groups starts with."""
+    make: Any = type(optimizer)
+    parameters = inspect.signature(make.__init__).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in parameters}
+    return dict(make([dict(group) for group in optimizer.param_groups], **options).state)

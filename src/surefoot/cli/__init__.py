@@ -90,7 +90,10 @@ def train(
 _CHECK = """Check a recipe with a short trial before a long run.
 
 Trains about 100 updates with the recipe's own model, data and settings in a temporary folder, and reports memory, \
-speed, total time, gradients per layer, a clip threshold, data problems, exact resume and hangs.
+speed, total time, gradients per layer, a clip threshold, data problems, exact resume and hangs. Also checks the \
+training loop itself: causality, labels, loss function, leaks, parameters that are not trained, the learning rate.
+
+With a script that calls surefoot.attach in place of a recipe, runs it up to its first updates and checks its loop.
 
 Exit codes: 0 ready to train; 1 an item failed; 2 bad usage.
 """
@@ -101,12 +104,14 @@ surefoot check lm-tiny
 surefoot check mine.yaml optimizer.lr=3e-4 --steps 30
 
 torchrun --nproc-per-node 8 -m surefoot check mine.yaml
+
+surefoot check train.py -- --batch-size 8
 """
 
 
 @app.command(help=_CHECK, epilog=_CHECK_EXAMPLES, short_help="Check a recipe with a short trial before a long run.")
 def check(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a shipped recipe.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, the name of a shipped recipe, or a script.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe to override.")
     ] = None,
@@ -206,6 +211,37 @@ def diagnose(
         timeout=timeout,
     )
     raise typer.Exit(show(paths, options))
+
+
+_REPLAY = """Replay an incident on this machine: the updates that led to it, and the branches of its trial.
+
+INCIDENT is a folder in RUN/incidents/, perhaps from another machine, of a run that `surefoot train` made. Its model \
+and optimizer are built from its recipe; the training data is not needed. For a training loop of your own, call \
+surefoot.replay(path, model, optimizer, step_fn).
+
+Exit codes: 0 all numbers are exactly as recorded; 1 they differ; 2 it cannot be replayed, or bad usage.
+"""
+_REPLAY_EXAMPLES = """Examples:
+
+surefoot replay runs/lm-tiny/incidents/00000120-rewind
+
+surefoot replay 00000120-rewind --recipe mine.yaml --json
+"""
+
+
+@app.command(help=_REPLAY, epilog=_REPLAY_EXAMPLES, short_help="Replay an incident, on any machine.")
+def replay(
+    incident: Annotated[Path, typer.Argument(metavar="INCIDENT", help="A folder in RUN/incidents/.")],
+    recipe: Annotated[
+        str | None, typer.Option(metavar="RECIPE", help="The recipe, if it names a model or loss of your own.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    needs_torch("replay", *ENGINE)
+    from surefoot.cli.replay import show
+
+    raise typer.Exit(show(incident, recipe=recipe, device=device, as_json=as_json))
 
 
 _RECIPES = """List the shipped recipes, copy one to edit, or explain every key; needs no torch.

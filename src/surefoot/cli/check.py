@@ -38,7 +38,11 @@ def show(
     schedule: Path | None = None,
     force: bool = False,
 ) -> int:
-    """Check a recipe, or each of a sweep; 1 when an item of any failed. With `schedule` only plot its lr."""
+    """Check a recipe, or each of a sweep, or a script; 1 when an item failed. With `schedule` only plot its lr."""
+    if source.endswith(".py"):
+        from surefoot.cli.check_script import show_script
+
+        return show_script(source, overrides, as_json=as_json)
     try:
         recipes = load(source, overrides)
     except RecipeError as error:

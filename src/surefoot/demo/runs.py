@@ -36,7 +36,7 @@ SIMPLIFIED = ("schedule.name=constant", "protection.clip=null")
 """The runs should differ in faults and protection only: clipping is a part of protection, and with a constant lr a
 rewound run is compared at the same lr."""
 SHORT_RUN = ("protection.policy.snapshot_every=20", "protection.policy.weights_every=1")
-"""For a short run: by default a snapshot is taken every 50 updates and the weights are measured every 100."""
+"""For a short run: by default snapshots are taken by cost and the weights are measured every 100 updates."""
 SAMPLE = ("sample.prompt=def __init__(self", "sample.tokens=500", "sample.temperature=0.9")
 UNPROTECTED = ("protection.mode=off", "sample.tokens=0")
 LOSS = "loss=surefoot.demo.faults:mean_of_texts"

@@ -32,10 +32,13 @@ The files, by what they do:
     step_pipeline       one attempted update on the device
     iteration_order     which optimizer steps end an iteration of the loop, with several optimizers
     metrics_reader      numbers from the device -> journal and judge (step_metrics: block -> StepMetrics)
-    recovery            snapshots, overrides and decisions (trial_control: tries decisions out, with step_fn;
-                        trial_setup: where that is possible; rank_meeting: all ranks are there to act together)
+    run_snapshots       when a snapshot is taken (snapshot_interval: how often), and which are good
+    recovery            overrides and decisions (trial_control: tries decisions out, with step_fn;
+                        trial_setup: where that is possible; rank_barrier: all ranks are there to act together)
+    incident_capture    writes what is needed to replay an incident
     run_info            describes the run for the judge and run.json; opens the journal
     checkpointer        saves: capture_point (when, and the position in the data), resume, emergency_save
+    early_checks        with preflight=True: checks the loop on its first batches, then is gone
     preemption          ends the run on a signal, at the same attempt on all ranks (signal_handlers: installing)
 """
 
@@ -53,6 +56,7 @@ from surefoot.gate.clip import ClipOption
 from surefoot.guard import validate
 from surefoot.guard.attached import AttachedGuard
 from surefoot.guard.context import GuardContext
+from surefoot.guard.early_checks import report_path
 from surefoot.guard.guard import Guard, OffGuard
 from surefoot.guard.hooks import GUARDED
 from surefoot.judge.policy import Policy
@@ -76,6 +80,8 @@ def attach(
     step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     steps_of: Optimizer | None = None,
     run_info: Mapping[str, Any] | None = None,
+    incident_data: bool = True,
+    preflight: bool = False,
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -98,6 +104,10 @@ def attach(
             resume is verified by computing that loss again.
         steps_of: The optimizer whose updates `guard.step` counts, for loops with several.
         run_info: Your own entries for `run.json`, such as a config; a mapping is merged with what is there by its name.
+        incident_data: With `step_fn`: incident bundles in `run_dir` hold weights and batches, so that an incident can
+            be replayed; False leaves both out, as when bundles are shared and the data must not be.
+        preflight: Check the loop on its first four batches, as `surefoot.preflight` does, and report what is wrong;
+            needs `step_fn` for most of it. Nothing is changed.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -110,6 +120,8 @@ def attach(
     if validate.switched_off():
         return OffGuard()
     validate.check_options(unknown)
+    if (path := report_path()) is not None:  # the script was started by `surefoot check`
+        run_dir, resume, preflight = path.parent / "run", False, True
     model = validate.check_model(model)
     optimizers = validate.check_optimizers(optimizer, model)
     validate.check_free(optimizers, GUARDED)
@@ -129,5 +141,7 @@ def attach(
             step_fn=validate.check_step_fn(step_fn),
             steps_of=validate.check_steps_of(steps_of, optimizers),
             run_info=validate.check_run_info(run_info),
+            incident_data=bool(incident_data),
+            preflight=preflight,
         )
     )

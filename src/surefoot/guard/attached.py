@@ -21,6 +21,7 @@ from surefoot.gate.veto import SkippableStep, StepRefused, VetoMethod
 from surefoot.guard import validate
 from surefoot.guard.batches import Batches
 from surefoot.guard.context import GuardContext
+from surefoot.guard.early_checks import EarlyChecks
 from surefoot.guard.guard import LOSS, Guard, Progress
 from surefoot.guard.hooks import GUARDED, close_if_alive, contained, register_hooks, uncompiled
 from surefoot.guard.recovery import Recovery
@@ -69,6 +70,7 @@ class AttachedGuard(Guard):
             if self._buffer_shadow is not None:
                 self._buffer_shadow.close()
             raise
+        self._early_checks = EarlyChecks(self, context, self._reader) if context.preflight else None
         self._hooks = register_hooks(self, context, before_step=self._before_step, after_step=self._after_step)
         # A step that is left on the way has no post-hook of torch's, so SkippableStep calls `_after_step`.
         self._skippable_steps = [
@@ -122,7 +124,7 @@ class AttachedGuard(Guard):
     @contained
     def forward_began(self) -> None:
         self._timer.forward_began()
-        if self._recovery.snapshot_attempt is None:
+        if self._recovery.snapshots.last_attempt is None:
             self._recovery.first_forward_began()
         if self._recorder is not None and torch.is_grad_enabled():
             self._recorder.forward_began()
@@ -162,6 +164,8 @@ class AttachedGuard(Guard):
             self._recorder.watched(batch)
         first, self._loss_watched, self._backward_awaited = not self._loss_watched, True, True
         self._pipeline.record_inputs(batch)
+        if self._early_checks is not None:
+            self._early_checks.watched(loss, batch)
         if progress is LOSS:
             self._pipeline.judged_by = JudgedBy.LOSS
         else:
@@ -198,10 +202,7 @@ class AttachedGuard(Guard):
 
     def _find_scaler(self, factor: float) -> None:
         self._pipeline.scaler, message = validate.find_scaler(factor)
-        if self._pipeline.scaler is None:
-            self._warn("scaler", message)
-        else:
-            self._note("scaler", message)
+        (self._warn if self._pipeline.scaler is None else self._note)("scaler", message)
 
     def _replace_pipeline(self) -> None:
         """Build a new pipeline, because the optimizers now hold other parameters."""
@@ -291,10 +292,12 @@ class AttachedGuard(Guard):
         self._recovery.iteration_ended()
         if self._checkpointer is not None:
             self._checkpointer.iteration_ended()
+        if self._early_checks is not None and self._early_checks.step_ended(self._pipeline.attempt):
+            self._early_checks = None
 
     def _withdraw(self, attempt: int) -> None:
         """This attempt did not end its iteration after all: nothing may resume from there."""
-        self._recovery.withdraw(attempt)
+        self._recovery.snapshots.withdraw(attempt)
         if self._checkpointer is not None:
             self._checkpointer.withdraw(attempt)
 
@@ -383,13 +386,7 @@ class AttachedGuard(Guard):
     def disable(self, error: Exception, where: str) -> None:
         """End protection after an internal error: log it, undo everything, and let the training continue."""
         self.disabled = True
-        log.error(
-            "surefoot: protection is OFF for the rest of this run, training goes on: %s in %s. This is a fault in "
-            "surefoot; please report it with the traceback below.",
-            error,
-            where,
-            exc_info=error,
-        )
+        log.error(validate.INTERNAL_ERROR, error, where, exc_info=error)
         checkpointer = self._close_checkpointer(intact=False)
         self._release()
         self._note("degraded", f"{type(error).__name__} in {where}: {error}")

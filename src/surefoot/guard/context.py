@@ -36,3 +36,7 @@ class GuardContext:
     steps_of: int | None
     """Index of the optimizer whose updates are the steps; None where a step is an iteration of the loop."""
     run_info: Mapping[str, Any]
+    incident_data: bool
+    """Incident bundles hold states and batches, where trials are run."""
+    preflight: bool = False
+    """The loop is checked on its first batches."""

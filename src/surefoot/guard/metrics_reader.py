@@ -63,6 +63,8 @@ class MetricsReader:
         """The last attempt with every row read: each optimizer that steps on the same backward adds one."""
         self.ranks_alive = math.inf
         """The smallest number of ranks seen to measure; fewer than the world once one has lost its protection."""
+        self.snapshot_interval = self.snapshot_room = NAN
+        """What the ranks agreed on in the attempt read last, see `SharedSlot`; NaN where nothing, or on one rank."""
         self.save_running = False
         """Whether any rank was writing a checkpoint at the last attempt read."""
         self._observes = policy.observe
@@ -100,7 +102,11 @@ class MetricsReader:
             self._stops = 0
         self._count_iterations(context.iterations_before + context.ends_iteration)
         # Where gradients differ between ranks after backward, so do the per-layer numbers: no rank may act on them.
-        synced = len(block.rank_losses) < 2 or not block.shared[SharedSlot.GRADS_DIFFER] > 0
+        synced = True
+        if len(block.rank_losses) > 1:
+            synced = not block.shared[SharedSlot.GRADS_DIFFER] > 0
+            self.snapshot_interval = float(block.shared[SharedSlot.SNAPSHOT_INTERVAL])
+            self.snapshot_room = float(block.shared[SharedSlot.SNAPSHOT_ROOM])
         events = self.judge.update(row, layers if synced else None) if judge else []
         if not events:
             return []

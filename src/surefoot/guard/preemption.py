@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from surefoot.background import run_unless_exiting
-from surefoot.guard.rank_meeting import all_arrive, connect
+from surefoot.guard.rank_barrier import all_arrive, connect
 from surefoot.guard.signal_handlers import SignalHandlers
 
 log = logging.getLogger("surefoot")

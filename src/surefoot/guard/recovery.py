@@ -1,18 +1,17 @@
-"""Keeps snapshots to rewind to, holds the overrides in force, and applies the judge's decisions.
+"""Holds the overrides in force, applies the judge's decisions, and has trials run about them.
 
 Decisions are applied at the end of the iteration they were made in, when all optimizers have stepped and no gradient is
-half accumulated. Snapshots are taken at that same point, so that after a rewind the loop continues from there.
+half accumulated. Snapshots are taken at that same point (`run_snapshots`), so that after a rewind the loop continues
+from there.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from surefoot.actions.action_context import CannotAct
 from surefoot.actions.apply import apply
@@ -20,10 +19,12 @@ from surefoot.actions.step_overrides import OverrideApplier
 from surefoot.actions.stop import TrainingStopped
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
-from surefoot.checkpoint.train_state import TrainState
+from surefoot.checkpoint.train_state import TrainState, initial_optimizer_state
 from surefoot.guard.context import GuardContext
+from surefoot.guard.incident_capture import IncidentCapture
 from surefoot.guard.metrics_reader import MetricsReader
-from surefoot.guard.rank_meeting import meeting_of
+from surefoot.guard.rank_barrier import barrier_of
+from surefoot.guard.run_snapshots import RunSnapshots
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl
 from surefoot.guard.trial_setup import make_trials
@@ -43,7 +44,7 @@ class Recovery:
         self, context: GuardContext, pipeline: StepPipeline, reader: MetricsReader, *, shadow: BufferShadow | None
     ) -> None:
         self._context = context
-        policy = self._policy = context.policy
+        self._policy = context.policy
         self.pipeline = pipeline
         self.overrides = OverrideApplier(context.model, context.optimizers, pipeline.gates)
         self._reader = reader
@@ -56,29 +57,17 @@ class Recovery:
             groups=bool(context.schedulers),
         )
         self._train_state.step_changes = {id(gate.optimizer): gate.options for gate in pipeline.gates}
-        self.ring: SnapshotRing | None = None
-        if context.snapshot_memory != 0 and not policy.observe:
-            self.ring = SnapshotRing(
-                self._train_state,
-                size=policy.max_snapshots,
-                max_age=policy.snapshot_reach,
-                budget_bytes=context.snapshot_memory,
-            )
+        self.snapshots = RunSnapshots(context, pipeline, reader, self._train_state)
         self._prefilled = [(o, bool(o.state)) for o in self._train_state.optimizers]
         """The optimizers, each with whether it had state before its first step, as Adagrad does."""
-        self.snapshot_attempt: int | None = None
-        """The attempt after which a snapshot was last taken, or should have been; None before the first forward."""
-        self._ring_prepared = False
-        """Memory was prepared after the first step, when the optimizers hold all the state they ever will."""
-        self._reported_place = ""
-        """Where snapshots live, as last reported; "nowhere" if off."""
         self.decisions: list[Decision] = []
         """Decisions still to be applied."""
         self._rewound_to = -1
         """The attempt after which the state was taken that the run was last rewound to."""
-        self._meeting = meeting_of(pipeline.grad_stats.ranks)
+        self._barrier = barrier_of(pipeline.grad_stats.ranks)
         self.trials: TrialControl | None = None
         """Runs trials before a decision is applied; None where that is not possible."""
+        self.incidents = IncidentCapture(context, pipeline, reader, self._train_state)
         self.on_rewind: Callable[[int], None] | None = None
         """Called with the attempt that the run was rewound to."""
         self.on_stop: Callable[[], None] | None = None
@@ -95,7 +84,13 @@ class Recovery:
                 log.info("surefoot: %s", made)
             return None
         self.trials = made
+        self.incidents.recorder = made.recorder
+        made.on_harm = self.incidents.trial_ended
         return made.recorder
+
+    @property
+    def ring(self) -> SnapshotRing | None:
+        return self.snapshots.ring
 
     def _loss_scale(self) -> Any:
         return self.pipeline.loss_scale()
@@ -105,31 +100,24 @@ class Recovery:
     def first_forward_began(self) -> None:
         """Before the first forward pass in training, take a snapshot, so that a run can rewind to its very start."""
         if torch.is_grad_enabled():  # after an evaluation a loop may load weights
-            snapshot = self._take_snapshot(self.pipeline.attempt - 1, wait=True)
-            if snapshot is not None:
-                snapshot.good = True  # there is nothing better
+            self.snapshots.take_initial()
 
     def before_step(self, k: int) -> None:
         """Optimizer `k` is about to step."""
-        if self.ring is not None and self.ring.watches_updates:
-            self.ring.before_update()
+        self.snapshots.before_update()
         if self.overrides.in_force:
             self.overrides.before_step(k)
 
     def row_read(self, decisions: Sequence[Decision]) -> None:
         """A row was read and judged; a stop is applied at once."""
-        attempt, proven = self._reader.last_attempt, self._reader.judge.proven
-        newly_good = False
-        for snapshot in () if self.ring is None else self.ring.snapshots:
-            if snapshot.attempt == attempt:
-                snapshot.step = self._reader.step  # only now it is known which updates were applied
-            newly_good |= not snapshot.good and snapshot.attempt <= proven
-        if self.ring is not None and newly_good:
-            self.ring.mark_good(proven)
+        self.snapshots.row_read()
         if self.trials is not None and self._reader.latest is not None:
             self.trials.row_read(self._reader.latest)
         if not decisions:
             return
+        for decision in decisions:
+            if decision.action is Action.REFUSE:
+                self.incidents.refused(decision, self.ring)
         self.decisions += decisions
         if any(d.action is Action.STOP for d in decisions):
             self._reader.journal.flush()
@@ -146,71 +134,32 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
-        trials = self.trials if self._meeting is None or self.pipeline.stepped else None  # as in `_within_iteration`
+        if self.incidents.writer.pending:
+            self.incidents.writer.poll()
+        trials = self.trials if self._barrier is None or self.pipeline.stepped else None  # as in `_within_iteration`
         if trials is not None:
             self._try_restart(trials)
             self._lift_ceilings(trials)
-        if self.decisions or (self.ring is not None and self.ring.messages):
+        if self.decisions or self.snapshots.has_messages:
             self._apply_decisions()
         if trials is not None:
             self._try_suspicion(trials)
-        if self.ring is not None and not self._ring_prepared:
-            self._ring_prepared = True
-            self.ring.preallocate()
-            self._report_ring(self.ring)
-        due_since = self.pipeline.attempt - self._policy.snapshot_every
-        if self._reader.judge.quiet and (self.snapshot_attempt is None or self.snapshot_attempt <= due_since):
-            self._take_snapshot(self.pipeline.attempt, wait=False)
-
-    def withdraw(self, attempt: int) -> None:
-        """This attempt did not end an iteration after all: distrust a snapshot taken after it."""
-        if self.ring is not None:
-            self.ring.drop_unproven_after(attempt - 1)
-        if self.snapshot_attempt == attempt:
-            self.snapshot_attempt = attempt - self._policy.snapshot_every
+        self.snapshots.take_if_due()
 
     def pipeline_replaced(self, pipeline: StepPipeline) -> None:
         """The optimizers hold other parameters now."""
         for old, gate in zip(self.pipeline.gates, pipeline.gates, strict=True):
             gate.options = old.options
-        self.pipeline = pipeline
+        pipeline.proposals = self.pipeline.proposals
+        self.pipeline = self.snapshots.pipeline = pipeline
         self.overrides.replace_gates(pipeline.gates)
 
     def release(self) -> None:
         """Lift all overrides and free the snapshots."""
-        self._report_messages()
+        self.snapshots.report_messages()
+        self.incidents.writer.poll(wait=True)
         self.overrides.release()
-        self.ring = None
-
-    # -- snapshots
-
-    def _take_snapshot(self, attempt: int, *, wait: bool) -> Snapshot | None:
-        """All ranks take snapshots at the same attempts: a rank whose memory is not ready leaves this one out."""
-        self.snapshot_attempt = attempt
-        if self.ring is None or self.ring.disabled_reason is not None:
-            return None
-        self._train_state.scaler = self.pipeline.scaler
-        snapshot = self.ring.take(attempt, self._reader.step, wait=wait)
-        self._report_ring(self.ring)
-        return snapshot
-
-    def _report_messages(self) -> None:
-        if self.ring is not None and self.ring.messages:
-            self._report_ring(self.ring)
-
-    def _report_ring(self, ring: SnapshotRing) -> None:
-        """Write the ring's messages to the journal, and where snapshots live if that has changed."""
-        messages, ring.messages = ring.messages, []
-        for message in messages:
-            self._reader.note("ring", message, attempt=self.pipeline.attempt)
-            if self._reader.journal.rank == 0:
-                log.info("surefoot: %s", message)
-        place = ring.location if ring.disabled_reason is None else "nowhere"
-        if place != self._reported_place:
-            self._reported_place = place
-            self._reader.note("ring", ring.describe(), attempt=self.pipeline.attempt)
-            if ring.disabled_reason is not None:
-                log.warning("surefoot: the run cannot be rewound if it has to be: %s", ring.describe())
+        self.snapshots.ring = None
 
     def state_dict(self) -> dict[str, Any]:
         """The memory of the gates, which is rewound and saved with the run."""
@@ -224,8 +173,9 @@ class Recovery:
 
     def _apply_decisions(self) -> None:
         decisions, self.decisions = self.decisions, []
-        self._report_messages()
+        self.snapshots.report_messages()
         for decision in decisions:
+            self.incidents.decided(decision)
             try:
                 result = self._try_and_apply(decision)
             except TrainingStopped:
@@ -256,7 +206,7 @@ class Recovery:
     @property
     def _within_iteration(self) -> bool:
         """Whether other ranks may be in collectives of the loop, such as those of a backward pass."""
-        return self._meeting is not None and not self.pipeline.stepped
+        return self._barrier is not None and not self.pipeline.stepped
 
     def _try_restart(self, trials: TrialControl) -> None:
         """Run a trial of restarts if the run seems broken since its first update."""
@@ -346,13 +296,13 @@ class Recovery:
 
     def all_ranks_guarded(self) -> bool:
         """Whether every rank still has its protection, and so takes part in what all do together."""
-        if self._meeting is None:
+        if self._barrier is None:
             return True
         stats = self.pipeline.grad_stats
         # Rows are read two steps late, and a rank may have gone since. Reading `newest` waits for the device, which is
         # fine: this is called for rewinds and trials only.
         newest = float(stats.block.verdict[VerdictSlot.ACTIVE_RANKS])
-        return min(self._reader.ranks_alive, newest) >= stats.ranks.world_size and self._meeting.hold()
+        return min(self._reader.ranks_alive, newest) >= stats.ranks.world_size and self._barrier.wait()
 
     def rewound(self, state: Snapshot) -> None:
         self._after_rewind(state, f"back to step {state.step}, as after attempt {state.attempt}")
@@ -364,7 +314,7 @@ class Recovery:
         if self._shadow is not None:
             self._shadow.reset()
         self.pipeline.reset_after_rewind()
-        self.snapshot_attempt = self.pipeline.attempt
+        self.snapshots.last_attempt = self.pipeline.attempt
         self._reader.rewound(state.attempt, state.step)
         if self.on_rewind is not None:
             self.on_rewind(state.attempt)
@@ -374,12 +324,12 @@ class Recovery:
             values={"step": state.step, "attempt": state.attempt, **values},
             attempt=attempt,
         )
-        self._report_messages()
+        self.snapshots.report_messages()
 
     def reset_optimizers(self) -> None:
         for optimizer, prefilled in self._prefilled:
             try:
-                initial = _initial_state(optimizer) if prefilled else {}
+                initial = initial_optimizer_state(optimizer) if prefilled else {}
             except Exception as error:  # of a constructor that needs more than parameters
                 name = type(optimizer).__name__
                 log.warning("surefoot: the state of %s is kept, as it cannot be created again: %s", name, error)
@@ -388,11 +338,3 @@ class Recovery:
             optimizer.state.update(initial)
         for gate in self.pipeline.gates:
             gate.optimizer_state_replaced()
-
-
-def _initial_state(optimizer: Optimizer) -> dict[Any, Any]:
-    """The state that an optimizer of this class with these parameter groups starts with."""
-    make: Any = type(optimizer)
-    parameters = inspect.signature(make.__init__).parameters
-    options = {name: value for name, value in optimizer.defaults.items() if name in parameters}
-    return dict(make([dict(group) for group in optimizer.param_groups], **options).state)

@@ -56,6 +56,8 @@ class StepPipeline:
         self.scaler: Any = context.scaler
         self.samples = self.tokens = self.eval_loss = self._stale_grads = NAN
         """Reported or found since the last update."""
+        self.proposals: dict[SharedSlot, float | Tensor] = {}
+        """What this rank proposes to the others about snapshots."""
         self._model, self._optimizers, self._policy = context.model, optimizers, policy
         self._timer, self._shadow = timer, None if shadow is None or shadow.empty else shadow
         self.device = main_device(self.layout.params)
@@ -259,7 +261,7 @@ class StepPipeline:
             SharedSlot.STALE_GRADS: self._stale_grads,
             SharedSlot.SAMPLES: self.samples,
             SharedSlot.LOSS_SCALE: NAN if scale is None else scale,
-        }
+        } | self.proposals
         return exchange.gather(values, stepping=stepping)
 
     def _has_weight_stats(self, k: int) -> bool:

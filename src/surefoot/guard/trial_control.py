@@ -97,6 +97,8 @@ class TrialControl:
         )
         self._runner = TrialRunner(sandbox, self.recorder)
         self._restart_runner = RestartRunner(sandbox, self.recorder)
+        self.on_harm: Callable[[Decision, Trial | RestartTrial], None] | None = None
+        """Called with each trial that found harm, before anything is done about it."""
         self._restart: Decision | None = None
         self._hopeless = 0
         """Complete trials of a run that has learnt nothing in which no restart helped."""
@@ -182,10 +184,12 @@ class TrialControl:
                 self.dismissed(decision, proposed=True)
                 return None
             reason = f"{decision.reason}; from its initial state it learns at no lower learning rate and not clipped"
-            stop = replace(decision, action=Action.STOP, reason=reason, remedy="", overrides=None)
+            stop = replace(decision, action=Action.STOP, reason=reason, remedy="", remedy_id=None, overrides=None)
             self.carried_out(stop, proposed=True)
             return stop, None
         self._hopeless = 0
+        if self.on_harm is not None:
+            self.on_harm(decision, trial)
         overrides = decision.overrides or StepOverrides()
         overrides = StepOverrides(
             lasting_lr_factor=overrides.lasting_lr_factor * best.lr_factor,
@@ -228,6 +232,8 @@ class TrialControl:
             self._tried = self._event(decision, TrialResult.LEFT_ALONE, trial.conclusion.detail, trial.as_json())
             return self._without_harm(decision)
         self._pause = FIRST_PAUSE
+        if self.on_harm is not None:
+            self.on_harm(decision, trial)
         decision = self._name_cause(decision, trial)
         overrides = self._overrides_for(trial, decision)
         decision = replace(decision, action=Action.REWIND, overrides=overrides)

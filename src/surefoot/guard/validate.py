@@ -32,6 +32,7 @@ OPTIONS = (
     "step_fn",
     "steps_of",
     "run_info",
+    "incident_data",
 )
 _RENAMED = {"ring": "snapshot_memory"}
 
@@ -242,6 +243,10 @@ def check_report(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 STEPS_WITHOUT_BACKWARD = 3
+INTERNAL_ERROR = (
+    "surefoot: protection is OFF for the rest of this run, training goes on: %s in %s. This is a fault in surefoot; "
+    "please report it with the traceback below."
+)
 NO_BACKWARD = (
     f"backward() did not run from the watched loss in {STEPS_WITHOUT_BACKWARD} steps in a row, so losses are recorded "
     "as NaN. Pass guard.watch the loss that you call backward() on, or that it is computed from."

@@ -1,4 +1,4 @@
-"""Checks of the optimizer state: non-finite or impossible param, bad learning rates, a collapsed loss scale."""
+"""Checks of the optimizer state: non-finite or impossible moments, bad learning rates, a collapsed loss scale."""
 
 from __future__ import annotations
 

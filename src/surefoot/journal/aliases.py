@@ -1,4 +1,5 @@
-"""Names that earlier versions wrote, and what they are called now: the one place that knows them.
+"""Names that earlier versions wrote, and what they are called now: the one place that knows them, with
+`policy_aliases.py` for the figures of a policy.
 
 Run directories and checkpoints of schema 1, and recipes of that time, are read through these tables.
 """
@@ -96,68 +97,6 @@ EVENTS = {
     "finding": {"grave": "severe"},
 }
 """Fields of events, by their kind."""
-POLICY = {
-    "outlandish": "max_norm_ratio",
-    "fade": "norm_max_decay",
-    "limit": "max_consecutive_vetoes",
-    "hold": "max_vetoes_waiting",
-    "overflow_limit": "max_consecutive_overflows",
-    "failures": "max_failed_actions",
-    "actions": "max_actions",
-    "probation": "healthy_steps_to_confirm",
-    "loosen_after": "relax_after",
-    "ceiling": "norm_ceiling",
-    "strict": "tight_ceiling",
-    "proof": "healthy_steps_to_trust",
-    "sight": "thresholds",
-    "machine_every": "system_every",
-    "ring_every": "snapshot_every",
-    "ring_size": "max_snapshots",
-    "ring_reach": "snapshot_reach",
-    "careful": "cautious_after_crash",
-}
-"""Fields of `Policy`, in `run.json` and in recipes."""
-THRESHOLDS = {
-    "window": "baseline_rows",
-    "least": "min_baseline_rows",
-    "jump": "norm_jump_ratio",
-    "leap": "large_norm_jump_ratio",
-    "huge": "huge_norm_jump_ratio",
-    "far": "loss_jump_sigmas",
-    "above": "loss_jump_ratio",
-    "lasting": "lasting_steps",
-    "usual": "max_spikes",
-    "raised": "level_sigmas",
-    "creeping": "mean_level_sigmas",
-    "lost": "lost_level_ratio",
-    "growing": "growth_ratio",
-    "faster": "lr_jump_ratio",
-    "beside": "input_shift_sigmas",
-    "wider": "input_std_ratio",
-    "moved": "input_drift_sigmas",
-    "unclipped": "clip_lost_ratio",
-    "worse": "eval_rise_fraction",
-    "astray": "eval_harm_fraction",
-    "slow_rise": "slow_rise_fraction",
-    "slower": "lr_drop_ratio",
-    "explodes": "exploding_norm",
-    "vanishes": "vanishing_norm",
-    "fades": "vanishing_ratio",
-    "dead": "dead_zeros_rise",
-    "hushed": "silent_zeros_rise",
-    "rounded": "unchanged_rise",
-    "still": "frozen_update_ratio",
-    "scale_falls": "loss_scale_drop_ratio",
-    "streak": "overflow_streak",
-    "repeats": "repeated_loss_fraction",
-    "rhythm": "periodic_spike_count",
-    "clipped_often": "clipped_often_fraction",
-    "slowdown": "slow_step_ratio",
-    "waits": "data_wait_fraction",
-    "idle": "idle_utilisation",
-    "leak": "memory_growth_ratio",
-}
-"""Fields of `Thresholds`."""
 DETECTOR_ORDER = (
     "loss_rescaled",
     "input_shift",
@@ -294,14 +233,6 @@ def upgraded_event(event: dict[str, Any]) -> dict[str, Any]:
     return event
 
 
-def upgraded_policy(held: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a policy, those of its thresholds included, under the names of today."""
-    policy = renamed(held, POLICY)
-    if isinstance(policy.get("thresholds"), dict):
-        policy["thresholds"] = renamed(policy["thresholds"], THRESHOLDS)
-    return policy
-
-
 def upgraded_judge_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """A judge's saved state in today's layout: detectors by name, and what several of them share with the signals."""
     saved = state["detectors"]
@@ -328,6 +259,13 @@ def upgraded_incident(state: Mapping[str, Any]) -> dict[str, Any]:
     state = renamed(state, INCIDENT)
     diagnosed, acted_on = state.pop("diagnosed", False), state.pop("acted_on", False)
     return {"stage": "acted_on" if acted_on else "diagnosed" if diagnosed else "open"} | state
+
+
+def upgraded_finding(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved finding of an incident; what is its severity now was a flag."""
+    state = renamed(state, EVENTS["finding"])
+    severity = "severe" if state.pop("severe", False) else "suspicious"
+    return {"severity": severity} | state | {"detector": DETECTORS.get(state["detector"], state["detector"])}
 
 
 def upgraded_columns(rows: np.ndarray) -> np.ndarray:

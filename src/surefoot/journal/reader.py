@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import os
 import re
@@ -14,6 +15,7 @@ import numpy as np
 
 from surefoot.journal.aliases import upgraded_columns, upgraded_event
 from surefoot.journal.columns import Layers, Scalars
+from surefoot.journal.incident_folders import Incident, read_incidents
 from surefoot.journal.row_file import BadHeader, EmptyFile, RowHeader, file_size, map_rows
 from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.segments import list_segments
@@ -41,6 +43,11 @@ class Run:
     """Event lines that could not be parsed: torn by a kill or a full disk."""
     notes: list[str]
     """Files that are missing or damaged, one sentence each."""
+
+    @functools.cached_property
+    def incidents(self) -> list[Incident]:
+        """The incident bundles, in order of steps; each with `path`, `step`, `kind` and `info`."""
+        return list(read_incidents(self.path, self.notes))
 
     def __repr__(self) -> str:
         parts = [f"{self.scalars.rows} rows"]

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.judge.thresholds import ROUNDING_NOISE_RATIO, TREND_ROWS, WINDOW_ROWS, Thresholds
+from surefoot.judge.thresholds import (
+    DOUBLE_RATIO,
+    FROZEN_RATIO,
+    NOTABLE_FRACTION,
+    ROUNDING_NOISE_RATIO,
+    TREND_ROWS,
+    WINDOW_ROWS,
+    Thresholds,
+)
 from surefoot.records import LAYER_STATS
 
 NORM, ZEROS, NONFINITE = (LAYER_STATS.index(name) for name in ("norm", "zeros", "nonfinite"))
@@ -119,8 +127,8 @@ class LayerBaselines:
             self._update_some(layers, norm.astype(np.float64), zeros.astype(np.float64), learn=learn)
         thresholds = self._thresholds
         self.large = max_norm > thresholds.exploding_norm
-        self.shrunk = np.fmin.reduce(self.norm_change, initial=0.0) < -min(1.0, math.log(thresholds.vanishing_ratio))
-        self.zeroed = np.fmax.reduce(self.zeros_change, initial=0.0) > thresholds.dead_zeros_rise
+        self.shrunk = np.fmin.reduce(self.norm_change, initial=0.0) < -math.log(DOUBLE_RATIO * FROZEN_RATIO)
+        self.zeroed = np.fmax.reduce(self.zeros_change, initial=0.0) > 2 * NOTABLE_FRACTION
 
     def _update_all(self, norm: np.ndarray, zeros: np.ndarray, *, learn: bool) -> None:
         """The usual case, in a fraction of the time: every tensor has a gradient and a baseline."""

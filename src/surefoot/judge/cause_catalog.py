@@ -214,6 +214,84 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
         "Check its device, its memory and its part of the data.",
         "Compare seeds, weights and software versions between ranks.",
     ),
+    Cause.LEAK: (
+        "The model sees what it should predict, or one sample influences another.",
+        "Use a causal mask for next-token prediction, and no bidirectional layer.",
+        "Remove the target, and what is computed from it, from the inputs.",
+        "Check dimensions: batch_first of attention and recurrent layers, the dim of softmax, view for transpose.",
+    ),
+    Cause.LOSS_FUNCTION: (
+        "The loss does not measure what the outputs and targets mean.",
+        "Give cross_entropy raw logits: it applies log_softmax itself, as the loss with logits applies sigmoid.",
+        "Check that the shapes of outputs and targets are equal: (n, 1) and (n,) broadcast to (n, n).",
+        "Check the sign of the loss, the class dimension and the reduction.",
+    ),
+    Cause.MODE: (
+        "Modules are in the wrong mode.",
+        "Put the model into training mode, model.train(), before training and after each evaluation.",
+        "Use nn.Dropout, or F.dropout(x, training=self.training).",
+    ),
+    Cause.DATA_ORDER: (
+        "Batches are sorted, so that each shows only a part of the data.",
+        "Shuffle the samples: DataLoader(..., shuffle=True).",
+        "Shuffle before samples are split among ranks and workers.",
+    ),
+    Cause.REPEATED_DATA: (
+        "The same samples come again and again.",
+        "Check that every step fetches a new batch, and that the loader goes through the whole data set.",
+        "Give each worker a seed of its own where random numbers make or augment samples.",
+        "Remove duplicates from the data.",
+    ),
+    Cause.REGULARISATION: (
+        "Regularisation is stronger than what the loss teaches.",
+        "Lower weight decay: 0.01 to 0.1 with AdamW, 1e-4 with SGD.",
+        "Lower dropout, and use none after the last layer.",
+    ),
+    Cause.OPTIMIZER_SETTINGS: (
+        "The optimizer's settings do not fit the gradients.",
+        "Compare betas, eps, decay and learning rate with a run that works.",
+        "Keep eps far below the gradients: 1e-8 for Adam in float32.",
+    ),
+    Cause.CLIPPING: (
+        "Clipping leaves little of the gradients.",
+        "Set the clip threshold at 2-3x the normal norm.",
+        "Clip after backward and before the step, and unscale first.",
+    ),
+    Cause.DETACHED: (
+        "A part of the model is cut off from the loss, so that it gets no gradient.",
+        "Look for .detach(), .data, .item(), .numpy(), torch.no_grad() and torch.tensor(...) on the way to the loss.",
+        "Check that every output that should be trained is part of the loss.",
+    ),
+    Cause.UNREGISTERED: (
+        "Weights that the model uses are not held by the optimizer.",
+        "Keep layers in nn.ModuleList or nn.ModuleDict and weights in nn.Parameter, not in plain lists or attributes.",
+        "Give the optimizer the model's own parameters, once the model is complete.",
+    ),
+    Cause.FROZEN: (
+        "Weights that should be trained are frozen.",
+        "Set requires_grad_(True) on them, and leave frozen ones out of the optimizer.",
+        "Check the names of all parameters whose requires_grad is False.",
+    ),
+    Cause.PADDING: (
+        "Padding is treated as data.",
+        "Set ignore_index=pad_id in the loss, or multiply it with the mask.",
+        "Give the model the padding mask.",
+    ),
+    Cause.SYMMETRY: (
+        "Units are identical and stay so, because they get the same gradient.",
+        "Initialise weights at random: nn.init.kaiming_uniform_ or xavier_uniform_.",
+        "Check for layers whose weights are set to a constant.",
+    ),
+    Cause.COLLAPSE: (
+        "The outputs become the same for all samples.",
+        "Check the negatives, the stop-gradient and the temperature of a contrastive loss.",
+        "Compare the loss of constant outputs with the loss of real ones.",
+    ),
+    Cause.WEIGHTS_OVERWRITTEN: (
+        "Weights are changed by something other than the optimizer.",
+        "Look for load_state_dict, initialisation and copies inside the loop or forward.",
+        "Keep averaged weights in a copy of the model.",
+    ),
     Cause.UNKNOWN: (
         "The numbers do not show the cause.",
         GO_BACK,

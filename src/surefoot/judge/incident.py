@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, INCIDENT_STEP, renamed, upgraded_incident
+from surefoot.journal.aliases import COLUMNS, INCIDENT_STEP, renamed, upgraded_finding, upgraded_incident
 from surefoot.judge.evidence import Evidence, LrRaised, MomentumRaised
 from surefoot.judge.thresholds import RECENT_ROWS, Thresholds
-from surefoot.records import Finding, Pattern, StepMetrics, Verdict
+from surefoot.records import Finding, Pattern, Severity, StepMetrics, Verdict
 from surefoot.records import FindingKind as Kind
 
 Held = TypeVar("Held", bound=Evidence)
 
-# -- what findings of each detector mean for an incident; those of a detector that is in none of these open one
+# -- what findings of each detector mean for an incident; all but those that are only reported open one
 
 VETO_DETECTORS = (Kind.NONFINITE, Kind.NORM_OUTLIER)
 LOSS_DETECTORS = (Kind.LOSS_LEVEL, Kind.GROWTH, Kind.OSCILLATION)
@@ -28,21 +28,6 @@ SILENCE_DETECTORS = (Kind.VANISHING_GRADS, Kind.DEAD_UNITS)
 """Detectors of a part of the model that no longer learns."""
 NO_DIAGNOSIS = frozenset({Kind.CLIPPING, Kind.PERIODIC_SPIKES, Kind.REPLICAS, Kind.PROGRESS})
 """Detectors whose findings need no diagnosis."""
-REPORT_ONLY = frozenset(
-    {
-        Kind.CLIPPING,
-        Kind.PERIODIC_SPIKES,
-        Kind.PROGRESS,
-        Kind.IDLE_DEVICE,
-        Kind.SLOW_STEPS,
-        Kind.MEMORY_GROWTH,
-        Kind.PLATEAU,
-        Kind.REPEATED_BATCHES,
-        Kind.LARGE_INITIAL_GRADS,
-        Kind.EVAL_RISE,
-    }
-)
-"""Detectors whose findings are reported, with their cause, and never a reason to act."""
 LASTING = (Kind.HYPERPARAM_CHANGE, Kind.STALE_GRADS, Kind.CLIPPING_CHANGED)
 """What these report continues, and may cause trouble much later: their findings carry over to the next incident."""
 CARRIED_BACK = (*LOSS_DETECTORS, Kind.JUMP, Kind.INPUT_SHIFT, Kind.HYPERPARAM_CHANGE)
@@ -59,11 +44,6 @@ ANSWERED = frozenset(
     }
 )
 """Findings that a decision has answered; should they come again, they are reported again."""
-
-
-def is_report_only(finding: Finding) -> bool:
-    """Reported, and never a reason to act."""
-    return finding.detector in REPORT_ONLY or (finding.detector is Kind.REPLICAS and not finding.severe)
 
 
 class Stage(StrEnum):
@@ -242,9 +222,13 @@ def _load_step(state: dict[str, Any]) -> IncidentStep:
 
 
 def load_finding(state: dict[str, Any]) -> Finding:
-    detector = Kind(DETECTORS.get(state["detector"], state["detector"]))
-    values: dict[str, Any] = {"pattern": Pattern(state["pattern"]), "detector": detector}
-    return Finding(**renamed(state, EVENTS["finding"]) | values)
+    state = upgraded_finding(state)
+    names: dict[str, Any] = {
+        "detector": Kind(state["detector"]),
+        "pattern": Pattern(state["pattern"]),
+        "severity": Severity(state["severity"]),
+    }
+    return Finding(**state | names)
 
 
 def _load_row(state: dict[str, Any]) -> StepMetrics:

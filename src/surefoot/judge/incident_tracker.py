@@ -202,7 +202,7 @@ class IncidentTracker:
         if layers is not None:
             lead = front_layers_lead(past.log_norms, layers[:, NORM])
             attention_lead = self._attention_lead(layers)
-            silent = float((past.zeros_change > signals.thresholds.silent_zeros_rise).mean())
+            silent = float((past.zeros_change > SMALL_FRACTION).mean())
         return IncidentStep(
             row=row,
             z=signals.z,

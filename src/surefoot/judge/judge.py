@@ -14,15 +14,14 @@ from surefoot.judge.detectors.base import finding_at
 from surefoot.judge.diagnosis import diagnose_incident, overflow_reason, refused_reason
 from surefoot.judge.early_learning import EarlyLearning
 from surefoot.judge.evidence import OriginEvidence
+from surefoot.judge.harm import Harm, harm_of
 from surefoot.judge.history import AROUND_ZERO, PendingEffect, ProgressFilter, RefusalCounter
-from surefoot.judge.incident import NO_DIAGNOSIS, VETO_DETECTORS, Incident, Stage, is_report_only
+from surefoot.judge.incident import NO_DIAGNOSIS, VETO_DETECTORS, Incident, Stage
 from surefoot.judge.incident_tracker import IncidentTracker
 from surefoot.judge.param_roles import Role, cause_at_module, role_of
 from surefoot.judge.policy import Policy
 from surefoot.judge.rank_causes import rank_causes
 from surefoot.judge.remediation import Remediation
-from surefoot.judge.remedies import RemedyId, remedy_id
-from surefoot.judge.severity import Severity, severity_of
 from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import REPEAT_COUNT, WINDOW_ROWS
 from surefoot.records import (
@@ -34,6 +33,8 @@ from surefoot.records import (
     Finding,
     FindingKind,
     Pattern,
+    RemedyId,
+    Severity,
     StepMetrics,
     StepOverrides,
     Verdict,
@@ -167,7 +168,7 @@ class Judge:
         self._remediation.action_failed()
         if self.rewind_pending:
             self._pending.clear()
-        if remedy_id(decision.remedy) is RemedyId.EQUAL_WEIGHTS:
+        if decision.remedy_id is RemedyId.EQUAL_WEIGHTS:
             self.detectors.replicas.restore_failed(why)
             incident = self._tracker.incident
             if incident is not None:
@@ -178,7 +179,7 @@ class Judge:
         if decision.action not in CHANGED_BY_TRIALS:
             return
         self._remediation.carried_out(decision, proposed=proposed)
-        if remedy_id(decision.remedy) is RemedyId.RESTART:
+        if decision.remedy_id is RemedyId.RESTART:
             self.early.restarted()
         if decision.action is Action.ACCEPT:  # other data from here on: what is normal has to be learnt again
             self.signals.drop_losses()
@@ -194,7 +195,7 @@ class Judge:
 
     def dismissed(self, decision: Decision, *, proposed: bool) -> None:
         """A trial showed that nothing is wrong: the incident is over, unless the decision was only proposed."""
-        if remedy_id(decision.remedy) is RemedyId.RESTART:
+        if decision.remedy_id is RemedyId.RESTART:
             self.early.dismissed()
             return
         if proposed and decision.action is not Action.ACCEPT:
@@ -255,15 +256,16 @@ class Judge:
         self.signals.drop_losses()
         for detector in self.detectors.all:
             detector.rewound()
-        return finding_at(row, FindingKind.PROGRESS, AROUND_ZERO, {"loss": row.loss, "optimizer": row.optimizer})
+        evidence = {"loss": row.loss, "optimizer": row.optimizer}
+        return finding_at(row, FindingKind.PROGRESS, AROUND_ZERO, evidence, severity=Severity.REPORT_ONLY)
 
     def _judge_trouble(self, row: StepMetrics, layers: np.ndarray | None, findings: list[Finding]) -> list[Event]:
         refused = row.verdict in REFUSED
         silent = refused and self._refusals.old_news
         events: list[Event] = [] if silent else [*findings]
         if findings:
-            events += self._diagnose_reports(row, [f for f in findings if is_report_only(f)])
-        self._tracker.update(row, layers, [f for f in findings if not is_report_only(f)])
+            events += self._diagnose_reports(row, [f for f in findings if f.severity is Severity.REPORT_ONLY])
+        self._tracker.update(row, layers, [f for f in findings if f.severity is not Severity.REPORT_ONLY])
         if refused and not silent:
             reason = "; ".join(f.detail for f in findings if f.detector in VETO_DETECTORS)
             events.append(self._remediation.decision(row, Action.REFUSE, reason))
@@ -283,7 +285,7 @@ class Judge:
             return []
         unclear = rank_causes(incident)[0][1] < 0.5
         min_steps = WINDOW_ROWS if unclear else 2 * REPEAT_COUNT
-        if len(incident.steps) <= min_steps and not self._severity(incident):
+        if len(incident.steps) <= min_steps and not self._harm(incident):
             return []
         incident.stage = Stage.DIAGNOSED
         diagnoses = diagnose_incident(row, incident, has_good_state=self.proven >= 0)
@@ -294,8 +296,8 @@ class Judge:
             self.suspicion = self._remediation.proposal(row, incident, diagnoses[0].cause)
         return [*diagnoses]
 
-    def _severity(self, incident: Incident) -> Severity | None:
-        return severity_of(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))
+    def _harm(self, incident: Incident) -> Harm | None:
+        return harm_of(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))
 
     def _diagnose_reports(self, row: StepMetrics, findings: Sequence[Finding]) -> list[Event]:
         """Diagnose findings that are only reported."""
@@ -327,10 +329,10 @@ class Judge:
     def _decide_on_incident(self, row: StepMetrics) -> list[Event]:
         incident = self._tracker.incident
         ready = incident is not None and incident.steps and not self._pending
-        severity = self._severity(incident) if incident is not None and ready else None
-        if incident is not None and severity and not (self.policy.observe and incident.stage is Stage.ACTED_ON):
+        harm = self._harm(incident) if incident is not None and ready else None
+        if incident is not None and harm and not (self.policy.observe and incident.stage is Stage.ACTED_ON):
             incident.stage = Stage.ACTED_ON
-            return self._act(row, incident, severity.reason)
+            return self._act(row, incident, harm.reason)
         if self._refusals.overflows == self.policy.max_consecutive_overflows:
             return [self._remediation.decision(row, Action.STOP, overflow_reason(row, self._refusals.overflows))]
         return self._remediation.update(row, trouble=incident is not None and self._tracker.quiet_rows == 0)

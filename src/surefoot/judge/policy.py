@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from surefoot.judge.thresholds import CLEAR_RATIO, Thresholds
+from surefoot.journal.policy_aliases import DERIVED_POLICY, ignore_derived
+from surefoot.judge.thresholds import SETTLED_UPDATES, Thresholds
 
 
+@ignore_derived(DERIVED_POLICY)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How a run is protected; every number that decides about an update is a field here.
@@ -22,14 +24,9 @@ class Policy:
     every one accepted so far. No healthy run comes near it; gradients that are merely large are for clipping."""
     warmup: int = 20
     """Accepted updates before a finite one can be refused."""
-    norm_max_decay: float = 0.999
-    """Factor applied to the recent largest norm after each step: it halves in 693 steps."""
     max_consecutive_vetoes: int = 20
-    """Refused updates in a row after which the run is stopped."""
-    max_vetoes_waiting: int = 200
-    """The same while a run, rewound because its eval loss was harmed, waits for the harmful data to be over."""
-    max_consecutive_overflows: int = 60
-    """Overflows of the loss scale in a row after which the run is stopped: by then 2^16 has been halved to 2^-44."""
+    """Refused updates in a row after which the run is stopped; three times as many overflows of the loss scale
+    stop it too."""
     max_failed_actions: int = 3
     """Actions in a row that did not help, after which the run is stopped; progress resets the count."""
     max_actions: int = 50
@@ -39,10 +36,6 @@ class Policy:
     relax_after: int = 100
     """Healthy updates after which overrides (lower lr, tighter clip) are relaxed; twice as many after relaxing too
     early."""
-    norm_ceiling: float = 3.0
-    """While overrides are in force: updates above this many times the largest accepted norm are refused."""
-    tight_ceiling: float = CLEAR_RATIO
-    """The same while harmful data may still come, for norms and for how far losses lay above the median."""
     healthy_steps_to_trust: int = 10
     """Healthy updates that must follow a state before it counts as good."""
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -51,10 +44,13 @@ class Policy:
     """Steps between two checks of the weights themselves."""
     system_every: float = 5.0
     """Seconds between two readings of memory and utilisation; 0 reads them at every step."""
-    snapshot_every: int = 50
-    """Steps between two snapshots in memory that a run can rewind to."""
-    max_snapshots: int = 4
-    """Snapshots kept at most; fewer than 2 are of no use."""
+    snapshot_every: int | None = None
+    """Updates between two snapshots in memory that a run can rewind to; None (default) chooses 5 to 50, as few as
+    `snapshot_time_share` allows."""
+    snapshot_time_share: float = 0.002
+    """The share of the time of training that taking snapshots may cost, where their interval is chosen."""
+    max_snapshots: int = 8
+    """Snapshots kept at most, the older the further apart; fewer than 2 are of no use."""
     snapshot_reach: int = 150
     """How many attempts back the oldest snapshot may lie: some trouble shows only long after it began."""
 
@@ -73,33 +69,47 @@ class Policy:
     updates have been made."""
 
     def __post_init__(self) -> None:
-        wrong = [name for name in AT_LEAST_ONE if not getattr(self, name) >= 1]
+        given = {name: getattr(self, name) for name in AT_LEAST_ONE}
+        wrong = [name for name, value in given.items() if value is not None and not value >= 1]
         if wrong:
             raise ValueError(f"Policy: {', '.join(wrong)} must be at least 1.")
         if not self.max_snapshots >= 2:
             raise ValueError(
                 "Policy: max_snapshots must be at least 2; attach(..., snapshot_memory=False) keeps no snapshots."
             )
+        if not 0.0 < self.snapshot_time_share <= 1.0:
+            raise ValueError("Policy: snapshot_time_share must be above 0 and at most 1.")
         if not self.probe_every >= 0:
             raise ValueError("Policy: probe_every must be at least 0.")
         if not self.system_every >= 0.0:
             raise ValueError("Policy: system_every must be at least 0.")
-        if not 0.0 < self.norm_max_decay <= 1.0:
-            raise ValueError("Policy: norm_max_decay must be above 0 and at most 1.")
+
+    @property
+    def norm_max_decay(self) -> float:
+        """Factor applied to the recent largest norm after each step: it halves in 693 steps."""
+        return 1 - 1 / SETTLED_UPDATES
+
+    @property
+    def max_vetoes_waiting(self) -> int:
+        """Refused updates in a row after which a run is stopped that was rewound because its eval loss was harmed, and
+        waits for the harmful data to be over."""
+        return 10 * self.max_consecutive_vetoes
+
+    @property
+    def max_consecutive_overflows(self) -> int:
+        """Overflows of the loss scale in a row after which the run is stopped: by then 2^16 has been halved to
+        2^-44."""
+        return 3 * self.max_consecutive_vetoes
 
 
 AT_LEAST_ONE = (
     "max_norm_ratio",
     "warmup",
     "max_consecutive_vetoes",
-    "max_vetoes_waiting",
-    "max_consecutive_overflows",
     "max_failed_actions",
     "max_actions",
     "healthy_steps_to_confirm",
     "relax_after",
-    "norm_ceiling",
-    "tight_ceiling",
     "healthy_steps_to_trust",
     "weights_every",
     "snapshot_every",

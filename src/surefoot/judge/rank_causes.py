@@ -69,6 +69,17 @@ def rank_causes(incident: Incident) -> list[RankedCause]:
     return ranked or [(Cause.UNKNOWN, 0.1, "nothing in the numbers shows why")]
 
 
+def holding_clues(incident: Incident) -> list[Clue]:
+    """Every clue that holds, in the order of evaluation."""
+    case = CaseFacts(incident)
+    holding: list[Clue] = []
+    for kinds, clues in CLUES_BY_FINDING:
+        for finding in incident.found(*kinds) if kinds else (case.NO_FINDING,):
+            case.finding = finding
+            holding += [clue for clue in clues if clue.when(case)]
+    return holding
+
+
 def _found(
     what: Kind | type[Evidence],
     cause: Cause,

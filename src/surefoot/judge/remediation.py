@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.journal.aliases import ACTIONS, OVERRIDES, renamed
+from surefoot.journal.aliases import OVERRIDES, renamed
 from surefoot.judge.evidence import LrDropped, RegressionEvidence, ReplicasEvidence, ScaleFell
+from surefoot.judge.harm import raised_without_harm, rescaled_at_onset
 from surefoot.judge.incident import Incident, lower_caps
 from surefoot.judge.policy import Policy
 from surefoot.judge.remedies import (
@@ -23,13 +24,23 @@ from surefoot.judge.remedies import (
     REWIND,
     STALE_GRADS_REMEDIES,
     Remedy,
-    RemedyId,
-    remedy_id,
+    load_last,
+    load_remedies,
 )
-from surefoot.judge.severity import raised_without_harm, rescaled_at_onset
 from surefoot.judge.signals import NO_OVERRIDES, Signals
-from surefoot.judge.thresholds import CLEAR_RATIO, HUGE_RATIO, REPEAT_COUNT, WINDOW_ROWS
-from surefoot.records import Action, Cause, Decision, Event, FindingKind, Outcome, StepMetrics, StepOverrides, Verdict
+from surefoot.judge.thresholds import CLEAR_RATIO, HUGE_RATIO, REPEAT_COUNT, TRIPLE_RATIO, WINDOW_ROWS
+from surefoot.records import (
+    Action,
+    Cause,
+    Decision,
+    Event,
+    FindingKind,
+    Outcome,
+    RemedyId,
+    StepMetrics,
+    StepOverrides,
+    Verdict,
+)
 
 
 class Remediation:
@@ -193,7 +204,7 @@ class Remediation:
             row,
             Action.REWIND if remedy.rewind else Action.CONSTRAIN,
             reason,
-            remedy=remedy.text,
+            **remedy.named,
             cause=cause,
             overrides=overrides,
             max_attempt=0 if early else _max_sound_attempt(incident),
@@ -217,7 +228,7 @@ class Remediation:
             row,
             Action.REWIND,
             f"much of what was learnt is lost ({cause})",
-            remedy=REWIND.text,
+            **REWIND.named,
             cause=cause,
             overrides=self._overrides_for(REWIND, incident),
             max_attempt=_max_sound_attempt(incident),
@@ -225,7 +236,7 @@ class Remediation:
 
     def restart(self, row: StepMetrics, reason: str) -> Decision:
         """The restart to try out for a run that was broken from its first update."""
-        fields: dict[str, Any] = {"remedy": RESTART.text, "cause": Cause.LEARNING_RATE, "max_attempt": 0}
+        fields = {**RESTART.named, "cause": Cause.LEARNING_RATE, "max_attempt": 0}
         return self.decision(row, Action.REWIND, reason, overrides=self.overrides, **fields)
 
     def carried_out(self, decision: Decision, *, proposed: bool) -> None:
@@ -238,7 +249,7 @@ class Remediation:
         if decision.action is not Action.REWIND:
             return
         self.actions += proposed
-        self._last = decision.action, remedy_id(decision.remedy)
+        self._last = decision.action, decision.remedy_id
         self._healthy_updates = self._refusals = 0
         # The trial has shown that it helps, and little was lost: what was tried before does not count any more.
         self.failures, self._tried, self._updates_since = 0, [], 0
@@ -266,7 +277,7 @@ class Remediation:
         if median_norms and len(signals.log_applied_norms):
             median_norms[0] = min(median_norms[0], signals.log_applied_norms.median)  # the loop itself clips
         loss, tight = signals.loss.before(before), remedy.tight_ceilings
-        ratio = self._policy.tight_ceiling if tight else self._policy.norm_ceiling
+        ratio = CLEAR_RATIO if tight else TRIPLE_RATIO
         room = ratio * (loss.max - loss.median)
         room = room if tight else max(room, HUGE_RATIO * loss.sigma)
         healthy_lrs, healthy_momenta = _healthy_lrs(incident), incident.healthy_momenta
@@ -324,27 +335,14 @@ class Remediation:
         }
         self.overrides = self._previous_overrides = StepOverrides(**overrides)
         self.failures, self.actions = state["failures"], state["actions"]
-        self._tried = _load_remedies(state.get("tried", []))
-        self._impossible = _load_remedies(state.get("cannot", []))
+        self._tried = load_remedies(state.get("tried", []))
+        self._impossible = load_remedies(state.get("cannot", []))
         self._updates_since, self._healthy_updates = state["since"], state["calm"]
         self._relax_after, self._relaxed = state["patience"], state["loosened"]
         self._loss_before, self._refusals = state["before"], state["refusals"]
         self._waiting_out = state.get("waits", False)
-        self._last = _load_last(state["last"])
+        self._last = load_last(state["last"])
         self.active = True
-
-
-def _load_remedies(saved: Sequence[str]) -> list[RemedyId]:
-    known = (remedy_id(name) for name in saved)
-    return [remedy for remedy in known if remedy is not None]
-
-
-def _load_last(state: Any) -> tuple[Action, RemedyId | None] | None:
-    """The last action and its remedy; older checkpoints hold the action alone."""
-    if state is None:
-        return None
-    action, *remedy = state if isinstance(state, list) else [state]
-    return Action(ACTIONS.get(action, action)), remedy_id(remedy[0]) if remedy else None
 
 
 def _remedies(incident: Incident, cause: Cause, *, early: bool, capped: bool) -> Sequence[Remedy]:

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from enum import StrEnum
+from typing import Any
 
-from surefoot.journal.aliases import REMEDIES
-from surefoot.records import Cause
-
-
-class RemedyId(StrEnum):
-    """By which the judge knows what it has tried."""
-
-    REWIND = "rewind"
-    CLIP = "clip"
-    LOWER_LR = "lower_lr"
-    FRESH_OPTIMIZER = "fresh_optimizer"
-    FLOAT32 = "float32"
-    FLOAT32_REWIND = "float32_rewind"
-    ZERO_GRADS = "zero_grads"
-    WAIT_OUT = "wait_out"
-    RESTORE_SCALE = "restore_scale"
-    CAP = "cap"
-    WARMUP = "warmup"
-    GENTLE_WARMUP = "gentle_warmup"
-    EQUAL_WEIGHTS = "equal_weights"
-    RESTART = "restart"
+from surefoot.journal.aliases import ACTIONS, REMEDIES
+from surefoot.records import Action, Cause, RemedyId
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +37,11 @@ class Remedy:
     """Leave the overrides in force as they are."""
     restore_loss_scale: bool = False
     """Set the loss scale back to its usual value."""
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Its id and its words, as fields of a `Decision`."""
+        return {"remedy_id": self.id, "remedy": self.text}
 
 
 REWIND = Remedy(RemedyId.REWIND, "past the bad data, with lr and momentum capped at their healthy values")
@@ -157,3 +143,17 @@ BY_NAME: Mapping[str, RemedyId] = {name: remedy.id for remedy in ALL_REMEDIES fo
 def remedy_id(name: str) -> RemedyId | None:
     """The remedy with this id or text, today's or an earlier version's; None if there is none."""
     return BY_NAME.get(REMEDIES.get(name, name))
+
+
+def load_remedies(saved: Sequence[str]) -> list[RemedyId]:
+    """The remedies that a saved state lists, as far as they are known."""
+    known = (remedy_id(name) for name in saved)
+    return [remedy for remedy in known if remedy is not None]
+
+
+def load_last(state: Any) -> tuple[Action, RemedyId | None] | None:
+    """The last action and its remedy; older checkpoints hold the action alone."""
+    if state is None:
+        return None
+    action, *remedy = state if isinstance(state, list) else [state]
+    return Action(ACTIONS.get(action, action)), remedy_id(remedy[0]) if remedy else None

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from surefoot.judge.baselines import Baseline, LayerBaselines, pending_rows
-from surefoot.judge.thresholds import DOUBLE_RATIO, RECENT_ROWS, SMALL_FRACTION, WINDOW_ROWS, Thresholds
+from surefoot.judge.thresholds import (
+    CLEAR_RATIO,
+    DOUBLE_RATIO,
+    RECENT_ROWS,
+    REPEAT_COUNT,
+    SMALL_FRACTION,
+    WINDOW_ROWS,
+    Thresholds,
+)
 from surefoot.records import REFUSED, StepMetrics, StepOverrides
 
 NO_OVERRIDES = StepOverrides()
@@ -159,7 +167,7 @@ class Signals(RowSignals):
             log_norm = math.log(row.norm / self.sigma_factor) if row.norm < math.inf else math.inf
             self.log_norm_ratio = log_norm - norms.max
         self.is_spike = self.log_norm_ratio > self._jump_log_ratio or (
-            self.z > thresholds.loss_jump_sigmas and row.loss > thresholds.loss_jump_ratio * loss.max
+            self.z > thresholds.loss_jump_sigmas and row.loss > CLEAR_RATIO * loss.max
         )
         lrs = self.lrs.get(k)
         self.lr = row.lr if self.overrides is NO_OVERRIDES else self.effective_lr(row)
@@ -275,8 +283,8 @@ class Signals(RowSignals):
             self._spikes_in_row += 1
             earlier = [at for at in self._spike_attempts if row.attempt - at < self.thresholds.baseline_rows]
             self._spike_attempts = [*earlier, row.attempt]
-            lasts = self._spikes_in_row >= self.thresholds.lasting_steps
-            if not lasts and len(self._spike_attempts) <= self.thresholds.max_spikes:
+            lasts = self._spikes_in_row >= RECENT_ROWS
+            if not lasts and len(self._spike_attempts) <= REPEAT_COUNT:
                 return  # else it stays, or spikes are so frequent that they are normal for this run
         else:
             self._spikes_in_row = 0

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
+from functools import cached_property
+from statistics import NormalDist
+
+from surefoot.journal.policy_aliases import DERIVED_THRESHOLDS, ignore_derived
 
 # -- how long, in rows (one row is one attempted update) or updates
 
@@ -48,100 +53,113 @@ LOG_FACTOR_TOLERANCE = 0.5
 """How far apart the logarithms of two factors that should be equal may lie: single batches scatter."""
 MAX_MICROBATCHES = 300
 """Accumulation steps somebody may have forgotten to divide by; a larger factor is a division by nearly zero."""
+TRIPLE_RATIO = DOUBLE_RATIO * CLEAR_RATIO
+"""Clearly more than double."""
+FROZEN_RATIO = STRONG_RATIO**2
+"""Updates, or gradients that pass a clip, this many times smaller than usual hardly move anything; gradients twice as
+much smaller vanish."""
 ROUNDING_NOISE_RATIO = 1e5
 """A gradient this many times smaller than those of the other tensors is rounding noise around zero."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@ignore_derived(DERIVED_THRESHOLDS)
+@dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """From which value on a detector reports something; sigmas are robust standard deviations of the baseline."""
+    """From which value on a detector reports something; sigmas are robust standard deviations of the baseline.
 
+    The fields are what can be set; the properties follow from them.
+    """
+
+    false_alarms: float = 0.75
+    """How often, in 100,000 healthy steps, scatter alone may take the level of the losses beyond its bounds."""
     baseline_rows: int = BASELINE_ROWS
-    """Accepted values that form a baseline."""
-    min_baseline_rows: int = WINDOW_ROWS
-    """Accepted values needed before anything is compared with them."""
+    """Accepted values that form a baseline; a quarter of them is needed before anything is compared with it."""
     norm_jump_ratio: float = STRONG_RATIO
     """A gradient norm this many times the largest one accepted recently is a jump."""
-    large_norm_jump_ratio: float = HUGE_RATIO
-    """The same, but no accident when it happens twice within 64 rows, or when the eval loss rises after it."""
-    huge_norm_jump_ratio: float = 60.0
-    """The same, severe at once if the update was applied and the loss jumped too."""
-    loss_jump_sigmas: float = 8.0
-    """A single loss this many sigmas above normal is a jump..."""
-    loss_jump_ratio: float = CLEAR_RATIO
-    """... if it is also this many times the largest one accepted recently."""
-    lasting_steps: int = RECENT_ROWS
-    """Steps in a row after which a spike counts as a lasting change."""
-    max_spikes: int = REPEAT_COUNT
-    """Spikes within `baseline_rows`; with more of them, spikes are normal for this run."""
-    level_sigmas: float = 4.0
-    """The loss level has risen when the median of the last 5 losses is this many sigmas above normal."""
-    mean_level_sigmas: float = 1.5
-    """The same for the mean of the last 16 losses, which scatters less and takes longer."""
-    lost_level_ratio: float = DOUBLE_RATIO
-    """A level this many times both the first losses and the largest recent one: the run lost what it had learnt."""
-    growth_ratio: float = 3.0
-    """Exponential growth: the loss or norm rose at each of 6 steps, and this many times in all."""
     lr_jump_ratio: float = 5.0
-    """A learning rate, a momentum's memory 1 / (1 - momentum), or an update size at equal lr that is this many times
-    its usual value."""
-    input_shift_sigmas: float = 0.5
-    """A batch is different when its mean lies this many input standard deviations from the usual mean..."""
-    input_std_ratio: float = CLEAR_RATIO
-    """... or when its standard deviation is this many times larger or smaller than usual."""
-    input_drift_sigmas: float = NOTABLE_FRACTION
-    """The data drifts when the mean of the last 16 batches has moved by this many input standard deviations."""
-    clip_lost_ratio: float = DOUBLE_RATIO
-    """The loop's own clipping is lost when the norm it applies is this many times the usual one."""
+    """A learning rate, or a momentum's memory 1 / (1 - momentum), that is this many times its usual value."""
     eval_rise_fraction: float = 0.05
-    """The eval loss has risen when it is above its best by this fraction, several times in a row."""
-    eval_harm_fraction: float = NOTABLE_FRACTION
-    """An eval loss above its best by this fraction, twice, is harm if the training loss misbehaves too."""
-    slow_rise_fraction: float = SMALL_FRACTION
-    """The loss has risen slowly when the mean of 32 losses is above the lowest such mean by this fraction."""
-    lr_drop_ratio: float = 20.0
-    """A learning rate that falls by this factor from one step to the next is as good as zero."""
+    """An eval loss above its best by this fraction, several times in a row, has risen; by four times this fraction,
+    twice, it is harm. The mean of 32 training losses has risen slowly when it is up by twice this fraction."""
     exploding_norm: float = 100.0
     """A layer's gradient norm above this, and above ten times its own baseline, explodes; ten times this is severe."""
-    vanishing_norm: float = 1e-8
-    """A layer's gradient norm below this vanishes..."""
-    vanishing_ratio: float = 30.0
-    """... and so does one that has become this many times smaller than its baseline."""
-    dead_zeros_rise: float = 0.4
-    """A layer is dead when the fraction of its gradient values that are zero has risen by this much."""
-    silent_zeros_rise: float = SMALL_FRACTION
-    """The same for a layer that only counts as more silent than before."""
-    unchanged_rise: float = 0.4
-    """Updates are rounded away when the fraction of weights that a step leaves unchanged has risen by this much."""
-    frozen_update_ratio: float = 16.0
-    """The weights hardly move when an update at the same lr has become this many times smaller."""
-    loss_scale_drop_ratio: float = 64.0
-    """A loss scale that has fallen by this factor is too low."""
-    overflow_streak: int = 8
-    """Overflows in a row that are reported."""
-    repeated_loss_fraction: float = NOTABLE_FRACTION
-    """Batches repeat when losses one period apart differ by less than this fraction of their usual scatter."""
-    periodic_spike_count: int = REPEAT_COUNT
-    """Equal distances between spikes that make them periodic."""
-    clipped_often_fraction: float = 1 - SMALL_FRACTION
-    """The clip threshold is too low when more than this fraction of the last 100 updates was clipped."""
-    slow_step_ratio: float = 3.0
-    """A step that takes this many times as long as usual is slow."""
-    data_wait_fraction: float = 0.25
-    """Fraction of a step spent waiting for data from which on the data loader is the bottleneck."""
+    input_shift_sigmas: float = 0.5
+    """A batch is different when its mean lies this many input standard deviations from the usual mean, or its standard
+    deviation has changed by this fraction."""
     idle_utilisation: float = 0.6
     """Utilisation below which a device counts as idle..."""
     idle_seconds: float = 600.0
     """... and how long it must stay there before that is reported."""
-    memory_growth_ratio: float = 1.05
-    """Growth of memory over all readings, nearly without a pause, from which on it is a leak."""
-
-    @property
-    def slow_baseline_rows(self) -> int:
-        """Rows of a baseline that a slow change must not be able to drag along."""
-        return 4 * self.baseline_rows
 
     def __post_init__(self) -> None:
         wrong = [f.name for f in fields(self) if not getattr(self, f.name) > 0]
         if wrong:
             raise ValueError(f"Thresholds: {', '.join(wrong)} must be above 0.")
+
+    # -- from the target of false alarms; losses have heavier tails than normal noise: P(z > s) = exp(-s) / 2
+
+    @cached_property
+    def level_sigmas(self) -> float:
+        """The loss level has risen when the median of the last 5 losses is this many sigmas above normal: 3 of 5 that
+        are higher by chance alone (10 ways to choose them) are as rare as the target says."""
+        return -math.log(2 * (self._chance / math.comb(RECENT_ROWS, RECENT_ROWS // 2)) ** (1 / (RECENT_ROWS // 2 + 1)))
+
+    @cached_property
+    def mean_level_sigmas(self) -> float:
+        """The same for the mean of the last 16 losses, which scatters less and takes longer."""
+        return -NormalDist().inv_cdf(self._chance) * math.sqrt(DOUBLE_RATIO / WINDOW_ROWS)
+
+    @cached_property
+    def loss_jump_sigmas(self) -> float:
+        """A single loss this many sigmas above normal is a jump, if it also lies clearly above the largest one."""
+        return DOUBLE_RATIO * self.level_sigmas
+
+    @property
+    def _chance(self) -> float:
+        """The probability of a false alarm at one step; above a tenth there would be no threshold left."""
+        return min(self.false_alarms / 1e5, SMALL_FRACTION)
+
+    # -- from the length of a baseline
+
+    @cached_property
+    def min_baseline_rows(self) -> int:
+        """Accepted values needed before anything is compared with them."""
+        return max(1, self.baseline_rows // 4)
+
+    @cached_property
+    def slow_baseline_rows(self) -> int:
+        """Rows of a baseline that a slow change must not be able to drag along."""
+        return 4 * self.baseline_rows
+
+    # -- from the other fields
+
+    @cached_property
+    def large_norm_jump_ratio(self) -> float:
+        """A norm jump that is no accident when it happens twice within 64 rows, or when the eval loss rises after
+        it."""
+        return self.norm_jump_ratio * HUGE_RATIO / STRONG_RATIO
+
+    @cached_property
+    def huge_norm_jump_ratio(self) -> float:
+        """A norm jump that is severe at once if the update was applied and the loss jumped too."""
+        return self.norm_jump_ratio**3
+
+    @cached_property
+    def lr_drop_ratio(self) -> float:
+        """A learning rate that falls by this factor from one step to the next is as good as zero."""
+        return STRONG_RATIO * self.lr_jump_ratio
+
+    @cached_property
+    def slow_rise_fraction(self) -> float:
+        """The loss has risen slowly when the mean of 32 losses is above the lowest such mean by this fraction."""
+        return DOUBLE_RATIO * self.eval_rise_fraction
+
+    @cached_property
+    def eval_harm_fraction(self) -> float:
+        """An eval loss above its best by this fraction, twice, is harm if the training loss misbehaves too."""
+        return STRONG_RATIO * self.eval_rise_fraction
+
+    @cached_property
+    def input_std_ratio(self) -> float:
+        """A batch is different when its standard deviation is this many times larger or smaller than usual."""
+        return 1 + self.input_shift_sigmas

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.records import Action, Cause
+
 MAX_VALUES_PER_COLUMN = 1 << 21
 """Longer columns are thinned, keeping their peaks, so that memory stays bounded."""
 MAX_VALUES = 12 << 20
@@ -41,15 +43,16 @@ class RunDiagnosis:
 
     step: int
     attempt: int
-    cause: str
+    cause: Cause
+    """UNKNOWN too if this version does not know the cause."""
     confidence: float
     evidence: tuple[str, ...]
     """The reason first, then the findings."""
     advice: tuple[str, ...]
     decided: bool = False
     """It led to more than a veto, or would have if the policy did not only observe."""
-    applied: str = ""
-    """The action taken, such as rewind."""
+    applied: Action | None = None
+    """The action taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

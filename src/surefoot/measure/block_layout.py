@@ -111,6 +111,10 @@ class SharedSlot(_Slot):
     SAMPLES = auto()
     """As in `StepMetrics`."""
     LOSS_SCALE = auto()
+    SNAPSHOT_INTERVAL = auto()
+    """Updates between two snapshots that this rank proposes; the most count, not the mean."""
+    SNAPSHOT_ROOM = auto()
+    """Snapshots that this rank has room for; the fewest count."""
     GRADS_DIFFER = auto()
     """The ranks' gradients differ after backward. This slot and the next are computed from the ranks' checksums."""
     APPLIED_GRADS_DIFFER = auto()
@@ -245,6 +249,8 @@ def _merge_shared(values: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, n
     numbers, checksums = np.hsplit(known, [-NUM_CHECKSUMS])
     count = (~np.isnan(numbers)).sum(0)
     shared = np.where(count > 0, np.nansum(numbers, axis=0) / np.maximum(count, 1), np.nan)
+    shared[SharedSlot.SNAPSHOT_ROOM] = np.fmin.reduce(numbers[:, SharedSlot.SNAPSHOT_ROOM])
+    shared[SharedSlot.SNAPSHOT_INTERVAL] = np.fmax.reduce(numbers[:, SharedSlot.SNAPSHOT_INTERVAL])
     grads = checksums[active, :2]
     shared[SharedSlot.GRADS_DIFFER : SharedSlot.APPLIED_GRADS_DIFFER + 1] = (grads != grads[:1]).any(0)
     return shared, checksums[:, 2:]

@@ -27,7 +27,7 @@ _SHUTDOWN_SECONDS = 20.0
 """How long leaving the process group may take: other ranks may be gone and never answer."""
 _LAUNCH_HINT = "Start it with torchrun (see examples/launch), which sets all of them"
 _POLL_SECONDS = 0.02
-_REQUESTS_KEY = "surefoot/asked"
+_REQUESTS_KEY = "surefoot/requests"
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -111,10 +111,10 @@ def _open_store(rank: int, size: int, timeout: timedelta) -> Store:
 def _send_prefix(store: Store, size: int, deadline: float) -> str:
     """Answer requests until all other ranks have the prefix."""
     prefix, answered = secrets.token_hex(8), 0
-    while (joined := store.add(f"surefoot/heard/{prefix}", 0)) < size - 1:
+    while (joined := store.add(f"surefoot/received/{prefix}", 0)) < size - 1:
         requests = store.add(_REQUESTS_KEY, 0)
         for number in range(answered + 1, requests + 1):
-            store.set(f"surefoot/word/{number}", prefix)
+            store.set(f"surefoot/prefix/{number}", prefix)
         answered = requests
         if time.monotonic() > deadline:
             raise TimeoutError(f"only {joined + 1} of {size} processes joined")
@@ -124,8 +124,8 @@ def _send_prefix(store: Store, size: int, deadline: float) -> str:
 
 def _request_prefix(store: Store) -> str:
     number = store.add(_REQUESTS_KEY, 1)
-    prefix = store.get(f"surefoot/word/{number}").decode()
-    store.add(f"surefoot/heard/{prefix}", 1)
+    prefix = store.get(f"surefoot/prefix/{number}").decode()
+    store.add(f"surefoot/received/{prefix}", 1)
     return prefix
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from surefoot.records import Cause, Event, FindingKind
+from surefoot.records import Action, Cause, Event, FindingKind
 
 Emit = Callable[[int, str, str, str | None], None]
 """Receives one line: step, label (finding, cause, action, trial, outcome, would, failed), text, style."""
 SYSTEM_DETECTORS = frozenset[str]({FindingKind.SLOW_STEPS, FindingKind.IDLE_DEVICE, FindingKind.MEMORY_GROWTH})
 """Detectors that look at the machine and not at the training."""
+REFUSALS = (FindingKind.NONFINITE, FindingKind.NORM_OUTLIER)
+"""What is found in updates that were refused."""
 APPLIED_TO_CONFIRM = 5
 """Attempts to wait after the last refusal before reporting that refusing helped."""
 
@@ -71,7 +73,7 @@ class EventNarrator:
         return bool(self._refused) and event["attempt"] == self._refused[-1] + 1
 
     def _finding(self, event: Mapping[str, Any]) -> None:
-        known = self._is_consecutive(event) and event["detector"] in ("nonfinite", "norm_outlier")
+        known = self._is_consecutive(event) and event["detector"] in REFUSALS
         if event["detector"] not in self._ignored and not known:
             self._emit_once(event, "finding", event["detail"], "yellow")
 
@@ -89,16 +91,16 @@ class EventNarrator:
         action, number = event["action"], event[self._count_by]
         if not event.get("applied", True):
             self._emit_once(event, "would", event.get("remedy") or f"{action}: {event['reason']}", "bold")
-        elif action == "refuse":
+        elif action == Action.REFUSE:
             consecutive = self._is_consecutive(event)
             self._refused = [*self._refused, event["attempt"]] if consecutive else [event["attempt"]]
             if not consecutive:
                 self.actions[number] = "update refused"
                 text = f"refused the update: weights and optimizer state are unchanged{self._because(event)}"
                 self._emit(number, "action", text, "bold")
-        elif action == "rewind":
+        elif action == Action.REWIND:
             self._rewind = event
-        elif action != "stop":  # the caller of the loop reports a stop
+        elif action != Action.STOP:  # the caller of the loop reports a stop
             self._emit(number, "action", event["reason"], "bold")
 
     def _because(self, decision: Mapping[str, Any]) -> str:

@@ -67,7 +67,7 @@ def build(recipe: Recipe, world: World) -> RunParts:
     """Build all parts; problems raise with the way out before anything slow begins."""
     speed.configure_torch(recipe.speed, world.device, recipe.precision.compute)
     speed.seed_everything(recipe.seed)
-    loss = _make_loss(recipe)
+    loss = make_loss(recipe)
     check_model(recipe, world)
     data = _open_data(recipe, world)
     vocab = recipe.model.arguments.get("vocab")
@@ -154,7 +154,7 @@ def _open_data(recipe: Recipe, world: World) -> TrainingData:
     )
 
 
-def _make_loss(recipe: Recipe) -> LossFunction:
+def make_loss(recipe: Recipe) -> LossFunction:
     """The loss function itself, or what it returns when the recipe gives it arguments."""
     spec = recipe.loss
     loss: Any = call_factory("loss", spec) if spec.arguments else find_factory("loss.factory", spec.factory)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from surefoot.guard.signal_handlers import SIGNALS, ExitCodeKeeper
+from surefoot.records import Action
 from surefoot.train.recipe.errors import RecipeError
 
 DONE, FAILED, USAGE, RESTART, DO_NOT_RESTART = 0, 1, 2, 75, 76
@@ -159,7 +160,7 @@ def why_stopped(run_dir: Path) -> str | None:
     events = read(run_dir).events
     start = max((index for index, event in enumerate(events) if event.get("name") == "attached"), default=0)
     for event in reversed(events[start:]):
-        if event["kind"] == "decision" and event.get("action") == "stop" and event.get("applied"):
+        if event["kind"] == "decision" and event.get("action") == Action.STOP and event.get("applied"):
             return str(event.get("reason"))
     return None
 

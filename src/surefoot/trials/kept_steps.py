@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.rng import RngStates, get_torch_rng_states
+from surefoot.checkpoint.snapshot_ages import most_crowded
 from surefoot.records import StepMetrics
 from surefoot.trials.rank_agreement import TrialFailed
 
@@ -113,6 +114,11 @@ class StepRecorder:
     def __iter__(self) -> Iterator[KeptStep]:
         return iter(self._steps)
 
+    def load(self, steps: Sequence[KeptStep], probes: Sequence[KeptStep]) -> None:
+        """Continue with steps and probes that another recorder kept."""
+        self._steps.extend(steps)
+        self._probes.extend(probes)
+
     # -- called in every step
 
     def forward_began(self) -> None:
@@ -160,7 +166,8 @@ class StepRecorder:
             return
         self._probes.append(step)
         if len(self._probes) > NUM_PROBES:
-            del self._probes[_most_crowded([s.attempt for s in self._probes])]
+            attempts = [s.attempt for s in self._probes]
+            del self._probes[most_crowded(attempts, range(1, len(attempts) - 1), now=attempts[-1] + 1)]
 
     def row_read(self, row: StepMetrics) -> None:
         for step in reversed(self._steps):
@@ -224,13 +231,6 @@ class StepRecorder:
         while self._steps and self._steps[-1].attempt > attempt:
             self._bytes -= num_bytes(self._steps.pop().batches)
         self._probes = [s for s in self._probes if s.attempt <= attempt]
-
-
-def _most_crowded(attempts: Sequence[int]) -> int:
-    """The index of the one whose neighbours are closest, measured by its age; neither the first nor the last two."""
-    newest = attempts[-1] + 1
-    gaps = {i: (attempts[i + 1] - attempts[i - 1]) / (newest - attempts[i]) for i in range(1, len(attempts) - 1)}
-    return min(gaps, key=lambda i: gaps[i])
 
 
 def _usable_probe(step: KeptStep) -> bool:

@@ -105,18 +105,22 @@ class RestartRunner:
     def __init__(self, sandbox: Sandbox, recorder: StepRecorder) -> None:
         self._sandbox, self._recorder, self._agreement = sandbox, recorder, sandbox.agreement
 
-    def run(self, initial: Snapshot, *, deadline: float) -> RestartTrial:
-        """Find out with which settings a run would have learnt; raises `TrialFailed`."""
+    def run(self, initial: Snapshot, *, deadline: float, stride: int | None = None) -> RestartTrial:
+        """Find out with which settings a run would have learnt; raises `TrialFailed`.
+
+        With a `stride`, every so many steps are taken, however long that takes.
+        """
         began = time.perf_counter()
         sandbox = self._sandbox
         with sandbox.opened() as now:
             trial = self._prepare(initial)
+            sandbox.restore(initial.copy)
+            self._measure_reference(trial)
             sandbox.restore(now)
             trial.results[BranchId.NOTHING] = BranchResult(BranchId.NOTHING, tuple(sandbox.losses(trial.probes)))
             sandbox.restore(initial.copy)
-            trial.reference = sandbox.losses(trial.probes)
             trial.loss_factor = sandbox.loss_factor(trial.steps[0]) if trial.steps[0].attempt == 0 else 1.0
-            trial.stride = self._stride(trial, deadline - (time.perf_counter() - began))
+            trial.stride = stride or self._stride(trial, deadline - (time.perf_counter() - began))
             for branch in BRANCHES:
                 if self._agreement.any(time.perf_counter() - began > deadline):
                     break
@@ -137,6 +141,14 @@ class RestartRunner:
         norms = [s.row.norm for s in steps if s.row is not None and 0 < s.row.norm < math.inf]
         max_norm = statistics.median(norms[:MIN_STEPS]) if norms else math.inf
         return RestartTrial(initial, [s for s in steps if s.attempt not in held_out], probes, max_norm)
+
+    def _measure_reference(self, trial: RestartTrial) -> None:
+        """The losses of the probes in the initial state; a batch whose loss is not finite even there is no probe."""
+        losses = dict(zip([s.attempt for s in trial.probes], self._sandbox.losses(trial.probes), strict=True))
+        trial.probes = [s for s in trial.probes if math.isfinite(losses[s.attempt])]
+        if not trial.probes:
+            raise NotKept("in the initial state, too, the loss is not finite on the kept batches")
+        trial.reference = [losses[s.attempt] for s in trial.probes]
 
     def _stride(self, trial: RestartTrial, seconds: float) -> int:
         """How many steps to go on by, so that all branches end in time."""

@@ -171,7 +171,7 @@ class Sandbox:
         for optimizer, groups in zip(self._optimizers, options, strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
-            _bare_step(optimizer)
+            bare_step(optimizer)
 
     def _backward(self, step: KeptStep, loss_factor: float, scale: Tensor | None) -> float:
         """Gradients of this rank's batches; returns their loss."""
@@ -242,7 +242,7 @@ class Sandbox:
             force.set_enabled(False)
 
 
-def _bare_step(optimizer: Optimizer) -> None:
+def bare_step(optimizer: Optimizer) -> None:
     """The optimizer's own step, without the hooks on it and without what schedulers put around it."""
     step: Any = type(optimizer).step
     step = step.__wrapped__ if getattr(step, "hooked", False) and hasattr(step, "__wrapped__") else step

@@ -124,6 +124,13 @@ def test_questionable_settings_are_remarked() -> None:
     assert remarks(load("lm-tiny")[0]) == []
     (remark,) = remarks(load("lm-tiny", ["precision.compute=float16"])[0])
     assert "float16 on the CPU" in remark
+    old = ["protection.policy.thresholds.raised=9", "protection.policy.tight_ceiling=2"]
+    assert [
+        remark.rpartition(" is not used: ")[0].rpartition(".")[2] for remark in remarks(load("lm-tiny", old)[0])
+    ] == [
+        "tight_ceiling",
+        "level_sigmas",
+    ]
     (remark,) = remarks(load("lm-tiny", ["data.held_out=0"])[0])
     assert "nothing is evaluated" in remark
 
@@ -150,6 +157,12 @@ def make(width: int, *, heads: int = 4, dropout: float = 0.0) -> None:
 class Anything:
     def __init__(self, size: int, **more: object) -> None:
         pass
+
+
+@pytest.mark.parametrize(("value", "updates"), [("null", None), ("20", 20)])
+def test_snapshot_interval_is_a_number_or_chosen(value: str, updates: int | None) -> None:
+    assert policy_of(load("lm-tiny")[0]).snapshot_every is None
+    assert policy_of(load("lm-tiny", [f"protection.policy.snapshot_every={value}"])[0]).snapshot_every == updates
 
 
 def test_factory_arguments_are_checked_against_the_signature() -> None:

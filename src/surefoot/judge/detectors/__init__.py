@@ -1,8 +1,8 @@
-"""The table of all detectors: a new one is a class in the file of its topic, a line here, and a `FindingKind`."""
+"""The table of all detectors: a new one is a class in the file of its topic and a line in `DETECTORS`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from surefoot.judge.detectors.base import Detector
@@ -22,6 +22,7 @@ from surefoot.judge.detectors.system import IdleDevice, LossScale, MemoryGrowth
 from surefoot.judge.detectors.vetoes import NonFinite, NormOutlier
 from surefoot.judge.detectors.weights import FrozenWeights, Replicas, WeightJump
 from surefoot.judge.signals import Signals
+from surefoot.judge.thresholds import Thresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,43 +41,59 @@ class ModelFacts:
     """Names of the buffers that are checked for NaN."""
 
 
+@dataclass(frozen=True, slots=True)
+class DetectorInputs:
+    """What detectors are made from."""
+
+    signals: Signals
+    model: ModelFacts
+    loss_rescaled: LossRescaled
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return self.signals.thresholds
+
+
+DETECTORS: tuple[Callable[[DetectorInputs], Detector], ...] = (
+    lambda made: made.loss_rescaled,
+    lambda made: InputShift(made.thresholds),
+    lambda made: TinyBatches(made.signals, has_batch_norm=made.model.has_batch_norm),
+    lambda made: WeightJump(),
+    lambda made: StaleGrads(),
+    lambda made: ClippingChanged(made.signals),
+    lambda made: HyperparamChange(made.signals),
+    lambda made: LossScale(made.thresholds),
+    lambda made: FrozenWeights(made.model.names, made.model.owned, made.signals, adaptive=made.model.adaptive),
+    lambda made: Jump(made.signals),
+    lambda made: LossLevel(made.signals, made.loss_rescaled),
+    lambda made: Growth(made.signals),
+    lambda made: Oscillation(made.signals),
+    lambda made: ExplodingGrads(made.signals, made.model.names),
+    lambda made: VanishingGrads(made.signals, made.model.names),
+    lambda made: DeadUnits(made.signals, made.model.names),
+    lambda made: PeriodicSpikes(made.signals),
+    lambda made: RepeatedBatches(made.thresholds),
+    lambda made: LargeInitialGrads(made.thresholds),
+    lambda made: Plateau(made.signals),
+    lambda made: EvalRise(made.signals),
+    lambda made: EvalRegression(made.signals, single_rank=made.model.single_rank),
+    lambda made: Clipping(made.thresholds),
+    lambda made: SlowSteps(made.thresholds),
+    lambda made: MemoryGrowth(made.thresholds),
+    lambda made: IdleDevice(made.thresholds),
+    lambda made: Replicas(),
+)
+"""How each detector is made, in the order in which they report."""
+
+
 class Detectors:
-    """All detectors; those that others ask have a name."""
+    """The detectors of one judge; those that others ask have a name."""
 
     def __init__(self, signals: Signals, model: ModelFacts) -> None:
-        thresholds, names = signals.thresholds, model.names
         self.loss_rescaled = LossRescaled(signals)
-        self.input_shift = InputShift(thresholds)
-        self.replicas = Replicas()
+        inputs = DetectorInputs(signals, model, self.loss_rescaled)
+        self.all: Sequence[Detector] = [make(inputs) for make in DETECTORS]
         self.of_vetoes: Sequence[Detector] = (NonFinite(model.buffers), NormOutlier(signals))
         """They look at rows as they were measured, even where another number than the loss is judged."""
-        self.all: Sequence[Detector] = (
-            self.loss_rescaled,
-            self.input_shift,
-            TinyBatches(signals, has_batch_norm=model.has_batch_norm),
-            WeightJump(),
-            StaleGrads(),
-            ClippingChanged(signals),
-            HyperparamChange(signals),
-            LossScale(thresholds),
-            FrozenWeights(names, model.owned, signals, adaptive=model.adaptive),
-            Jump(signals),
-            LossLevel(signals, self.loss_rescaled),
-            Growth(signals),
-            Oscillation(signals),
-            ExplodingGrads(signals, names),
-            VanishingGrads(signals, names),
-            DeadUnits(signals, names),
-            PeriodicSpikes(signals),
-            RepeatedBatches(thresholds),
-            LargeInitialGrads(thresholds),
-            Plateau(signals),
-            EvalRise(signals),
-            EvalRegression(signals, single_rank=model.single_rank),
-            Clipping(thresholds),
-            SlowSteps(thresholds),
-            MemoryGrowth(thresholds),
-            IdleDevice(thresholds),
-            self.replicas,
-        )
-        """In the order in which they report."""
+        self.input_shift = next(detector for detector in self.all if isinstance(detector, InputShift))
+        self.replicas = next(detector for detector in self.all if isinstance(detector, Replicas))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from surefoot.judge.evidence import Evidence
-from surefoot.records import Finding, FindingKind, Pattern, StepMetrics
+from surefoot.records import Finding, FindingKind, Pattern, Severity, StepMetrics
 
 Findings = Sequence[Finding]
 NOTHING: Findings = ()
@@ -22,9 +22,11 @@ class Detector:
     """
 
     kind: ClassVar[FindingKind]
-    """The class name in snake case."""
+    """The class name in snake case; `FindingKind.named(...)`, unless rules about incidents or causes name it."""
     wakes_on: ClassVar[int]
     """Signs of `signals.Sign`."""
+    severity: ClassVar[Severity] = Severity.SUSPICIOUS
+    """Of its findings, unless one is severe."""
     state_names: ClassVar[tuple[str, ...]] = ()
     """Attributes that are saved: plain numbers, and lists or arrays of them."""
     watching = False
@@ -57,7 +59,7 @@ class Detector:
     ) -> Findings:
         """The finding of one row; evidence that nothing else reads is a plain dictionary."""
         held = evidence.as_dict() if isinstance(evidence, Evidence) else dict(evidence or {})
-        return [finding_at(row, self.kind, detail, held, pattern, severe=severe)]
+        return [finding_at(row, self.kind, detail, held, pattern, Severity.SEVERE if severe else self.severity)]
 
 
 class WatchingDetector(Detector):
@@ -77,8 +79,7 @@ def finding_at(
     detail: str,
     evidence: dict[str, Any],
     pattern: Pattern = Pattern.NONE,
-    *,
-    severe: bool = False,
+    severity: Severity = Severity.SUSPICIOUS,
 ) -> Finding:
     """A finding about this row."""
     return Finding(
@@ -88,7 +89,7 @@ def finding_at(
         detector=kind,
         pattern=pattern,
         detail=detail,
-        severe=severe,
+        severity=severity,
         evidence=evidence,
     )
 

@@ -15,13 +15,16 @@ from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import (
     BASELINE_ROWS,
     DOUBLE_RATIO,
+    NOTABLE_FRACTION,
     RECENT_ROWS,
     REPEAT_COUNT,
+    STRONG_RATIO,
     TREND_ROWS,
+    TRIPLE_RATIO,
     WINDOW_ROWS,
     Thresholds,
 )
-from surefoot.records import FindingKind, Pattern, StepMetrics
+from surefoot.records import FindingKind, Pattern, Severity, StepMetrics
 
 
 class InputShift(WatchingDetector):
@@ -116,7 +119,7 @@ class InputShift(WatchingDetector):
         """The mean of the last 16 batches has moved away in small steps."""
         moved = abs(sum(self._recent_means) / WINDOW_ROWS - self._means.median)
         min_move = self._thresholds.loss_jump_sigmas * (self._means.sigma / math.sqrt(WINDOW_ROWS))
-        if not (moved > min_move and moved > self._thresholds.input_drift_sigmas * std) or self._drifted:
+        if not (moved > min_move and moved > NOTABLE_FRACTION * std) or self._drifted:
             self._drifted = self._drifted and moved > min_move / 2
             return NOTHING
         self._drifted = True
@@ -179,6 +182,7 @@ class RepeatedBatches(Detector):
     """
 
     kind: ClassVar = FindingKind.REPEATED_BATCHES
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.UPDATE
     state_names: ClassVar = ("_losses", "_usual_scatter", "_rows", "_reported")
 
@@ -209,7 +213,7 @@ class RepeatedBatches(Detector):
             self._usual_scatter = scatters[0]
         period = int(np.argmin(scatters)) + 1
         scatter = scatters[period - 1]
-        if not scatter < self._thresholds.repeated_loss_fraction * self._usual_scatter:
+        if not scatter < NOTABLE_FRACTION * self._usual_scatter:
             self._usual_scatter += (scatters[0] - self._usual_scatter) / 4
             self._reported = False
             return NOTHING
@@ -225,6 +229,7 @@ class SlowSteps(Detector):
     """Reports steps that take far longer than they did, and whether they wait for data."""
 
     kind: ClassVar = FindingKind.SLOW_STEPS
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.SECONDS
     state_names: ClassVar = ("_rows", "_slow", "_waiting", "_reported")
 
@@ -248,12 +253,8 @@ class SlowSteps(Detector):
         wait = row.data_wait if row.data_wait > 0 else 0.0
         ready = len(self._seconds) >= thresholds.min_baseline_rows
         usual, usual_wait = self._seconds.median, self._waits.median
-        slow = ready and row.seconds > thresholds.slow_step_ratio * usual
-        waits = (
-            ready
-            and wait > thresholds.data_wait_fraction * row.seconds
-            and wait > thresholds.slow_step_ratio * max(usual_wait, 1e-3)
-        )
+        slow = ready and row.seconds > TRIPLE_RATIO * usual
+        waits = ready and STRONG_RATIO * wait > row.seconds and wait > TRIPLE_RATIO * max(usual_wait, 1e-3)
         if not slow and not waits:
             self._slow = self._waiting = 0
             self._reported = False

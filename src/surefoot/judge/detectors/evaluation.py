@@ -11,13 +11,14 @@ from surefoot.judge.detectors.base import NOTHING, Detector, Findings
 from surefoot.judge.evidence import EvalRiseEvidence, RegressionEvidence
 from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import CLEAR_RATIO, DOUBLE_RATIO, REPEAT_COUNT, WINDOW_ROWS
-from surefoot.records import FindingKind, Pattern, StepMetrics
+from surefoot.records import FindingKind, Pattern, Severity, StepMetrics
 
 
 class EvalRise(Detector):
     """Reports an eval loss that stays above its best, and whether the training loss still falls (overfitting)."""
 
     kind: ClassVar = FindingKind.EVAL_RISE
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.EVAL
     state_names: ClassVar = ("_best", "_train_at_best", "_worse", "_reported")
 

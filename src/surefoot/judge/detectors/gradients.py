@@ -15,6 +15,8 @@ from surefoot.judge.evidence import LayersEvidence, RescaledEvidence
 from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import (
     CLEAR_RATIO,
+    DOUBLE_RATIO,
+    FROZEN_RATIO,
     HUGE_RATIO,
     LOG_FACTOR_TOLERANCE,
     NOTABLE_FRACTION,
@@ -23,7 +25,7 @@ from surefoot.judge.thresholds import (
     STRONG_RATIO,
     Thresholds,
 )
-from surefoot.records import FindingKind, StepMetrics
+from surefoot.records import FindingKind, Severity, StepMetrics
 
 
 class LayerDetector(WatchingDetector):
@@ -87,17 +89,16 @@ class ExplodingGrads(LayerDetector):
 
 
 class VanishingGrads(LayerDetector):
-    """A layer's gradient norm is nearly zero, or far below its own baseline."""
+    """A layer's gradient norm is far below its own baseline."""
 
     kind: ClassVar = FindingKind.VANISHING_GRADS
     wakes_on: ClassVar = Sign.SHRUNK_LAYER
 
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
-        norm, baselines, thresholds = layers[:, NORM], self._baselines, self._thresholds
-        tiny = (norm > 0) & (norm < thresholds.vanishing_norm) & (baselines.norm_change < -1.0)
-        faded = (baselines.norm_change < -np.log(thresholds.vanishing_ratio)) & (norm > 0)
-        dead = baselines.zeros_change > thresholds.dead_zeros_rise / 2  # `DeadUnits` reports those
-        return (tiny | faded) & ~dead & baselines.above_noise & baselines.ready
+        norm, baselines = layers[:, NORM], self._baselines
+        faded = (baselines.norm_change < -np.log(DOUBLE_RATIO * FROZEN_RATIO)) & (norm > 0)
+        dead = baselines.zeros_change > NOTABLE_FRACTION  # `DeadUnits` reports those
+        return faded & ~dead & baselines.above_noise & baselines.ready
 
     def _describe(self, layers: np.ndarray, beyond: np.ndarray, names: list[str]) -> tuple[str, LayersEvidence]:
         min_norm = float(layers[beyond, NORM].min())
@@ -115,7 +116,7 @@ class DeadUnits(LayerDetector):
 
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
         baselines = self._baselines
-        return (baselines.zeros_change > self._thresholds.dead_zeros_rise) & baselines.ready & baselines.present
+        return (baselines.zeros_change > 2 * NOTABLE_FRACTION) & baselines.ready & baselines.present
 
     def _describe(self, layers: np.ndarray, beyond: np.ndarray, names: list[str]) -> tuple[str, LayersEvidence]:
         max_zeros = float(layers[beyond, ZEROS].max())
@@ -193,6 +194,7 @@ class LargeInitialGrads(WatchingDetector):
     """Reports once when the first 5 gradient norms are huge; later ones have a baseline to be compared with."""
 
     kind: ClassVar = FindingKind.LARGE_INITIAL_GRADS
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = 0
     state_names: ClassVar = ("_norms",)
 

@@ -11,7 +11,9 @@ from surefoot.judge.detectors.base import NOTHING, Detector, Findings, WatchingD
 from surefoot.judge.evidence import ClippingEvidence, LrDropped, LrRaised, MomentumRaised
 from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import (
+    DOUBLE_RATIO,
     EARLY_UPDATES,
+    FROZEN_RATIO,
     HUGE_RATIO,
     NOTABLE_FRACTION,
     REPEAT_COUNT,
@@ -19,7 +21,7 @@ from surefoot.judge.thresholds import (
     SMALL_FRACTION,
     Thresholds,
 )
-from surefoot.records import FindingKind, StepMetrics
+from surefoot.records import FindingKind, Severity, StepMetrics
 
 
 class HyperparamChange(WatchingDetector):
@@ -97,6 +99,7 @@ class Clipping(Detector):
     """Reports a clip threshold that nearly every update, or none for 1000 updates, exceeds."""
 
     kind: ClassVar = FindingKind.CLIPPING
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.CLIP
     state_names: ClassVar = ("_updates", "_unclipped", "_max_norm", "_often_reported", "_never_reported")
 
@@ -116,7 +119,7 @@ class Clipping(Detector):
         self._updates += 1
         self._unclipped = self._unclipped + 1 if row.clip_factor >= 1.0 else 0
         self._max_norm = max(row.norm, 0.999 * self._max_norm)
-        often = row.clip_fraction > self._thresholds.clipped_often_fraction
+        often = row.clip_fraction > 1 - SMALL_FRACTION
         if self._updates >= 2 * EARLY_UPDATES and often and not self._often_reported:
             self._often_reported = True
             detail = (
@@ -177,13 +180,13 @@ class ClippingChanged(Detector):
 
     def _ratio(self, row: StepMetrics, log_applied: float) -> float:
         """The applied norm over the usual one, if the loop's clipping explains the change; else 1."""
-        signals, thresholds = self._signals, self._signals.thresholds
+        signals = self._signals
         applied, norms = signals.log_applied_norms, signals.log_norms[0]
         ratio = math.exp(log_applied - applied.median)
         # Where clipping sets the norms, they hardly differ from each other.
         clips = applied.sigma < SMALL_FRACTION and applied.median < norms.median - SMALL_FRACTION
-        if clips and ratio > thresholds.clip_lost_ratio:
+        if clips and ratio > DOUBLE_RATIO:
             return ratio
         shrunk = log_applied - math.log(row.norm) - (applied.median - norms.median) if row.norm > 0 else 0.0
-        too_tight = shrunk < -math.log(thresholds.frozen_update_ratio) and signals.log_norm_ratio <= 0
+        too_tight = shrunk < -math.log(FROZEN_RATIO) and signals.log_norm_ratio <= 0
         return ratio if too_tight else 1.0

@@ -15,14 +15,17 @@ from surefoot.judge.loss_shape import shape
 from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import (
     BASELINE_ROWS,
+    DOUBLE_RATIO,
     EARLY_UPDATES,
     NEGLIGIBLE_FRACTION,
+    RECENT_ROWS,
     REPEAT_COUNT,
     SMALL_FRACTION,
     TREND_ROWS,
+    TRIPLE_RATIO,
     WINDOW_ROWS,
 )
-from surefoot.records import FindingKind, Pattern, StepMetrics, Verdict
+from surefoot.records import FindingKind, Pattern, Severity, StepMetrics, Verdict
 
 GROWTH_STEPS = 2 * REPEAT_COUNT
 """Steps in a row that must each be larger than the one before to be called growth."""
@@ -101,14 +104,14 @@ class LossLevel(Detector):
 
     def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
         signals, thresholds = self._signals, self._signals.thresholds
-        if row.optimizer or not signals.ready or len(signals.recent) < thresholds.lasting_steps:
+        if row.optimizer or not signals.ready or len(signals.recent) < RECENT_ROWS:
             return NOTHING
         slow = NOTHING
         if not signals.adversarial:
             if row.applied and math.isfinite(row.loss):
                 self._losses.append(row.loss)
             slow = self._slow_rise(row) if len(self._losses) >= TREND_ROWS else NOTHING
-        last = sorted(signals.recent[-thresholds.lasting_steps :])
+        last = sorted(signals.recent[-RECENT_ROWS:])
         level = last[len(last) // 2]
         z, mean_z = (level - signals.loss.median) / signals.scale, 0.0
         if len(signals.recent) == WINDOW_ROWS and not signals.adversarial:
@@ -170,7 +173,7 @@ class LossLevel(Detector):
             not signals.adversarial
             and start > 0  # else a multiple of it means nothing
             and z > thresholds.loss_jump_sigmas
-            and rescaled_level > thresholds.lost_level_ratio * max(start, signals.loss.max) > 0
+            and rescaled_level > DOUBLE_RATIO * max(start, signals.loss.max) > 0
             and row.applied
             and signals.sigmas(lowest) > thresholds.level_sigmas
         )
@@ -212,7 +215,7 @@ class Growth(Detector):
         thresholds = self._signals.thresholds
         min_sigmas = thresholds.level_sigmas
         above = self._signals.norm_sigmas(row) > min_sigmas or self._signals.z > min_sigmas
-        if growth < thresholds.growth_ratio or not above:
+        if growth < TRIPLE_RATIO or not above:
             self._reported = self._reported and growth > 1.0
             return NOTHING
         if self._reported:
@@ -267,6 +270,7 @@ class PeriodicSpikes(Detector):
     """Reports refused or spiking steps that come back at equal distances: every epoch, every shard."""
 
     kind: ClassVar = FindingKind.PERIODIC_SPIKES
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.REFUSED | Sign.SPIKE
     state_names: ClassVar = ("_attempts", "_last_attempt", "_reported")
 
@@ -284,10 +288,9 @@ class PeriodicSpikes(Detector):
         previous, self._last_attempt = self._last_attempt, row.attempt
         if row.attempt - previous <= REPEAT_COUNT:
             return NOTHING  # still the same spike
-        count = self._signals.thresholds.periodic_spike_count
-        self._attempts = [*self._attempts, row.attempt][-1 - count :]
+        self._attempts = [*self._attempts, row.attempt][-1 - REPEAT_COUNT :]
         gaps = [b - a for a, b in itertools.pairwise(self._attempts)]
-        if len(gaps) < count or max(gaps) - min(gaps) > 1:
+        if len(gaps) < REPEAT_COUNT or max(gaps) - min(gaps) > 1:
             self._reported = False
             return NOTHING
         if self._reported:
@@ -301,6 +304,7 @@ class Plateau(Detector):
     """Reports a loss that does not go down, or that falls as if the same data came again and again."""
 
     kind: ClassVar = FindingKind.PLATEAU
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.UPDATE
     state_names: ClassVar = ("_reported", "_fall_reported", "_best", "_rows_since_best")
 

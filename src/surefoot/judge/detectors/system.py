@@ -15,18 +15,23 @@ from surefoot.judge.thresholds import (
     BASELINE_ROWS,
     NEGLIGIBLE_FRACTION,
     NOTABLE_FRACTION,
+    SMALL_FRACTION,
     STRONG_RATIO,
     TREND_ROWS,
     WINDOW_ROWS,
     Thresholds,
 )
-from surefoot.records import FindingKind, Pattern, StepMetrics, Verdict
+from surefoot.records import FindingKind, Pattern, Severity, StepMetrics, Verdict
+
+OVERFLOW_STREAK = WINDOW_ROWS // 2
+"""Overflows in a row that are reported."""
 
 
 class MemoryGrowth(Detector):
     """Reports memory that grows from reading to reading and is hardly ever given back."""
 
     kind: ClassVar = FindingKind.MEMORY_GROWTH
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.MEMORY
     state_names: ClassVar = ("_readings", "_last", "_reported")
 
@@ -50,7 +55,7 @@ class MemoryGrowth(Detector):
         fallen = -sum(change for change in changes if change < 0)
         growth = tail[-1] / self._readings[0]
         given_back = fallen > NOTABLE_FRACTION * risen  # as a garbage collector does
-        if rises < WINDOW_ROWS - 2 or given_back or growth < self._thresholds.memory_growth_ratio:
+        if rises < WINDOW_ROWS - 2 or given_back or growth < 1 + SMALL_FRACTION / 2:
             return NOTHING
         self._reported = True
         detail = f"memory has grown steadily from {self._readings[0] / 1e6:.4g} to {tail[-1] / 1e6:.4g} MB"
@@ -61,6 +66,7 @@ class IdleDevice(Detector):
     """Reports a device whose utilisation stays low, and whether it waits for data or for kernel launches."""
 
     kind: ClassVar = FindingKind.IDLE_DEVICE
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.UTILISATION
     state_names: ClassVar = ("_low", "_since", "_wait", "_reported")
 
@@ -87,7 +93,7 @@ class IdleDevice(Detector):
         if seconds < self._thresholds.idle_seconds or self._reported:
             return NOTHING
         self._reported = True
-        data = self._wait > self._thresholds.data_wait_fraction
+        data = STRONG_RATIO * self._wait > 1
         reason = (
             f"steps spend {self._wait:.0%} of their time waiting for data; add loader workers or prefetching"
             if data
@@ -136,7 +142,7 @@ class LossScale(Detector):
             # The usual scale follows a slow fall; a fast one is reported.
             self._usual = max(row.loss_scale, (1 - NEGLIGIBLE_FRACTION) * self._usual)
             self._by_skips = 0
-        if not row.loss_scale < self._usual / self._thresholds.loss_scale_drop_ratio:
+        if not row.loss_scale < self._usual / STRONG_RATIO**3:
             self._low_reported = False
             return NOTHING
         if self._low_reported:
@@ -150,7 +156,7 @@ class LossScale(Detector):
     def _overflow(self, row: StepMetrics) -> Findings:
         self._skipped += 1
         self._by_skips += 1
-        too_few = self._applied < TREND_ROWS or self._skipped < self._thresholds.overflow_streak
+        too_few = self._applied < TREND_ROWS or self._skipped < OVERFLOW_STREAK
         if too_few or self._streak_reported:
             return NOTHING
         self._streak_reported = True

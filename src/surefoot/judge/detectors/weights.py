@@ -13,8 +13,16 @@ from surefoot.judge.baselines import NONFINITE
 from surefoot.judge.detectors.base import NOTHING, Detector, Findings, WatchingDetector
 from surefoot.judge.evidence import ReplicasEvidence, RoundedUpdates, SmallUpdates, StillTensors, WeightJumpEvidence
 from surefoot.judge.signals import Sign, Signals
-from surefoot.judge.thresholds import CLEAR_RATIO, RECENT_ROWS, REPEAT_COUNT, STRONG_RATIO, WINDOW_ROWS
-from surefoot.records import FindingKind, StepMetrics
+from surefoot.judge.thresholds import (
+    CLEAR_RATIO,
+    FROZEN_RATIO,
+    NOTABLE_FRACTION,
+    RECENT_ROWS,
+    REPEAT_COUNT,
+    STRONG_RATIO,
+    WINDOW_ROWS,
+)
+from surefoot.records import FindingKind, Severity, StepMetrics
 
 
 class WeightJump(Detector):
@@ -161,7 +169,7 @@ class FrozenWeights(WatchingDetector):
             self._checks += 1
             self._usual_size = size if math.isnan(self._usual_size) else min(self._usual_size, size)
             return NOTHING
-        if size > self._usual_size - math.log(self._signals.thresholds.frozen_update_ratio):
+        if size > self._usual_size - math.log(FROZEN_RATIO):
             self._small_checks, self._small_reported = 0, False
             self._usual_size += (size - self._usual_size) / (8 if size > self._usual_size else 64)
             return NOTHING
@@ -178,7 +186,7 @@ class FrozenWeights(WatchingDetector):
     def _mostly_dead(self) -> bool:
         """Most gradients have become zero: that explains why nothing moves, and `DeadUnits` reports it."""
         zeros = self._signals.layers.zeros_change
-        return bool(zeros.size) and float(np.median(zeros)) > self._signals.thresholds.dead_zeros_rise / 2
+        return bool(zeros.size) and float(np.median(zeros)) > NOTABLE_FRACTION
 
     def _rounded_updates(self, row: StepMetrics) -> Findings:
         """Weights that a whole step leaves exactly as they were, though lr and gradients are not zero."""
@@ -189,7 +197,7 @@ class FrozenWeights(WatchingDetector):
         earlier, self._unchanged = self._unchanged, [*self._unchanged, row.unchanged_fraction][-REPEAT_COUNT - 1 :]
         if len(earlier) <= REPEAT_COUNT:
             return NOTHING
-        bound = min(earlier[:-1]) + self._signals.thresholds.unchanged_rise
+        bound = min(earlier[:-1]) + 2 * NOTABLE_FRACTION
         if not min(earlier[-1], row.unchanged_fraction) > bound or self._mostly_dead:
             return NOTHING
         self._unchanged = []  # from here on this is normal
@@ -208,6 +216,7 @@ class Replicas(WatchingDetector):
     """
 
     kind: ClassVar = FindingKind.REPLICAS
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.REPLICAS
     state_names: ClassVar = ("_equal", "_equal_attempt", "_different", "_rewind_wanted", "_restored", "_disabled")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.strict_json import loads_object
 from surefoot.logs.log_diagnosis import UnreadableInput
 from surefoot.logs.table import LogTable, RunDiagnosis, TableBuilder
-from surefoot.records import Verdict
+from surefoot.records import Action, Cause, Verdict
+
+Name = TypeVar("Name", bound=StrEnum)
 
 FORMAT = "run"
 _COLUMN_NAMES = {"norm": "grad_norm"}
@@ -89,7 +92,7 @@ def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
             continue
         decision = decisions.get(attempt, {})
         confidence, advice = event.get("confidence"), event.get("advice")
-        cause = str(event.get("cause", "unknown"))
+        cause = _member(Cause, event.get("cause")) or Cause.UNKNOWN
         diagnosis = RunDiagnosis(
             step=step,
             attempt=attempt,
@@ -98,10 +101,15 @@ def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
             evidence=(*_reason(event), *_finding_evidence(event, attempt, findings)),
             advice=tuple(map(str, advice)) if isinstance(advice, list) else (),
             decided=bool(decision),
-            applied=str(decision.get("action")) if decision and decision.get("applied", True) else "",
+            applied=_member(Action, decision.get("action")) if decision and decision.get("applied", True) else None,
         )
         by_cause.setdefault((attempt, cause), diagnosis)
     return tuple(sorted(by_cause.values(), key=lambda diagnosis: (diagnosis.attempt, -diagnosis.confidence)))
+
+
+def _member(names: type[Name], value: object) -> Name | None:
+    """The member with this value; None if this version has none."""
+    return next((member for member in names if member == value), None)
 
 
 def _reason(event: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from surefoot.judge.cause_catalog import CAUSES
-from surefoot.logs.symptoms.crash_rules import CrashRule
+from surefoot.logs.symptoms.crash_rules import CrashKind, CrashRule
 from surefoot.logs.symptoms.crash_rules_environment import RULES
 from surefoot.records import Cause
 
@@ -21,8 +21,7 @@ MAX_MESSAGE_CHARS = 300
 class Crash:
     """How a run ended, by the last text of its log."""
 
-    kind: str
-    """out_of_memory, nccl_timeout, labels, ... or exception, if no rule matches."""
+    kind: CrashKind
     cause: Cause
     sentence: str
     evidence: tuple[str, ...]
@@ -82,7 +81,8 @@ def find_crash(text: str) -> Crash | None:
     if match_found is None:
         return general
     rule, index, match = match_found
-    if rule.tier > 0 and general is not None and general.kind == "exception" and rule.kind != "interrupted":
+    unexplained = general is not None and general.kind is CrashKind.EXCEPTION
+    if rule.tier > 0 and unexplained and rule.kind is not CrashKind.INTERRUPTED:
         return general  # an exception in the user's code, and its consequences
     return _from_rule(rule, match, index, lines)
 
@@ -137,16 +137,16 @@ def _from_rule(rule: CrashRule, match: re.Match[str], index: int, lines: list[_L
     evidence = [f"The log says: {text}"]
     advice = [line.format(**given) if "{" in line else line for line in rule.all_advice()]
     whole = "\n".join(line.text for line in lines[index : index + 12])
-    if rule.kind == "out_of_memory":
+    if rule.kind is CrashKind.OUT_OF_MEMORY:
         sentence, details, first = _explain_oom(whole)
         evidence += details
         advice = first + advice
-    elif rule.kind == "nccl_timeout":
+    elif rule.kind is CrashKind.NCCL_TIMEOUT:
         sentence, details = _explain_timeout(whole, sentence)
         evidence += details
-    elif rule.kind == "xid" and given.get("xid"):
+    elif rule.kind is CrashKind.XID and given.get("xid"):
         sentence = f"The device reported a fault of its own (Xid {given['xid']})."
-    elif rule.kind == "import" and given.get("module"):
+    elif rule.kind is CrashKind.IMPORT and given.get("module"):
         sentence = f"The module {given['module']} is not installed."
     elif rule.kind in _KINDS_WITH_MESSAGE and (message := _exception_message(text)):
         sentence = f"{sentence[:-1]}: {message}."
@@ -164,7 +164,15 @@ def _from_rule(rule: CrashRule, match: re.Match[str], index: int, lines: list[_L
 
 
 _KINDS_WITH_MESSAGE = frozenset(
-    {"missing_file", "shape", "state_dict", "dtype_mismatch", "permission", "labels", "data_format"}
+    {
+        CrashKind.MISSING_FILE,
+        CrashKind.SHAPE,
+        CrashKind.STATE_DICT,
+        CrashKind.DTYPE_MISMATCH,
+        CrashKind.PERMISSION,
+        CrashKind.LABELS,
+        CrashKind.DATA_FORMAT,
+    }
 )
 
 
@@ -173,7 +181,7 @@ def _exception_message(text: str) -> str:
     return _ERRNO.sub("", match["message"] or "").strip().rstrip(".:")[:160] if match else ""
 
 
-def _location(lines: list[_Line], index: int, kind: str) -> list[str]:
+def _location(lines: list[_Line], index: int, kind: CrashKind) -> list[str]:
     """Where in the user's code it happened, on which rank, and the root cause that torchrun reports."""
     sentences: list[str] = []
     frame = _user_frame(lines, index)
@@ -182,7 +190,7 @@ def _location(lines: list[_Line], index: int, kind: str) -> list[str]:
     if lines[index].rank:
         sentences.append(f"Rank {lines[index].rank} reported it first.")
     root = _torchrun_root_cause(lines)
-    if root and kind not in ("interrupted",):
+    if root and kind is not CrashKind.INTERRUPTED:
         sentences.append(root)
     return sentences
 
@@ -251,7 +259,7 @@ def _matches_a_rule(text: str) -> bool:
 
 def _child_failure(root: str, index: int, lines: list[_Line]) -> Crash:
     return Crash(
-        kind="child_failed",
+        kind=CrashKind.CHILD_FAILED,
         cause=Cause.RANK_FAULT,
         sentence=root,
         evidence=(root,),
@@ -266,9 +274,9 @@ def _child_failure(root: str, index: int, lines: list[_Line]) -> Crash:
 
 def _describe_exception(name: str, text: str, index: int, lines: list[_Line]) -> Crash:
     message = text.rstrip(".")
-    where = _location(lines, index, "exception")
+    where = _location(lines, index, CrashKind.EXCEPTION)
     return Crash(
-        kind="exception",
+        kind=CrashKind.EXCEPTION,
         cause=Cause.UNKNOWN,
         sentence=f"The run ended in {name}: {message}." if message else f"The run ended in {name}.",
         evidence=(f"The log says: {lines[index].text.strip()[:MAX_MESSAGE_CHARS]}", *where),

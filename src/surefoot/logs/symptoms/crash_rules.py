@@ -4,16 +4,61 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 from surefoot.judge.cause_catalog import BFLOAT16, CAUSES, LOWER
 from surefoot.records import Cause
+
+
+class CrashKind(StrEnum):
+    """What ended a run."""
+
+    OUT_OF_MEMORY = "out_of_memory"
+    LABELS = "labels"
+    INDEX_OUT_OF_RANGE = "index_out_of_range"
+    DEVICE_ASSERT = "device_assert"
+    LOADER_MEMORY = "loader_memory"
+    LOADER_WORKER = "loader_worker"
+    DISK_FULL = "disk_full"
+    LOSS_SCALE = "loss_scale"
+    ANOMALY = "anomaly"
+    NAN_DATA = "nan_data"
+    NAN_LOSS = "nan_loss"
+    NO_GRADIENT = "no_gradient"
+    SECOND_BACKWARD = "second_backward"
+    IN_PLACE = "in_place"
+    DEVICE_MISMATCH = "device_mismatch"
+    DTYPE_MISMATCH = "dtype_mismatch"
+    STATE_DICT = "state_dict"
+    SHAPE = "shape"
+    DRIVER = "driver"
+    XID = "xid"
+    ILLEGAL_MEMORY = "illegal_memory"
+    LIBRARY = "library"
+    CUDA = "cuda"
+    HOST_MEMORY = "host_memory"
+    MISSING_FILE = "missing_file"
+    PERMISSION = "permission"
+    IMPORT = "import"
+    DATA_FORMAT = "data_format"
+    NCCL_TIMEOUT = "nccl_timeout"
+    NCCL = "nccl"
+    RENDEZVOUS = "rendezvous"
+    TIME_LIMIT = "time_limit"
+    PREEMPTED = "preempted"
+    INTERRUPTED = "interrupted"
+    TERMINATED = "terminated"
+    KILLED = "killed"
+    CHILD_FAILED = "child_failed"
+    EXCEPTION = "exception"
+    """No rule matches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrashRule:
     """A known kind of crash: how to recognise and explain it."""
 
-    kind: str
+    kind: CrashKind
     cause: Cause
     pattern: re.Pattern[str]
     sentence: str
@@ -29,7 +74,7 @@ class CrashRule:
 
 
 def crash_rule(
-    kind: str, cause: Cause, pattern: str, sentence: str, *advice: str, tier: int = 0, remedies: bool = False
+    kind: CrashKind, cause: Cause, pattern: str, sentence: str, *advice: str, tier: int = 0, remedies: bool = False
 ) -> CrashRule:
     return CrashRule(kind, cause, re.compile(pattern, re.M), sentence, advice, tier, remedies)
 
@@ -38,7 +83,7 @@ LAUNCH_BLOCKING = "Run it again with CUDALAUNCH_BLOCKING=1, so that the line nam
 
 TRAINING_RULES: tuple[CrashRule, ...] = (
     crash_rule(
-        "out_of_memory",
+        CrashKind.OUT_OF_MEMORY,
         Cause.OUT_OF_MEMORY,
         r"(?:(?:CUDA|HIP|XPU|NPU|MPS backend)(?: error:)? out of memory|OutOfMemoryError|RESOURCE_EXHAUSTED"
         r"|OOM when allocating"
@@ -47,7 +92,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         remedies=True,
     ),
     crash_rule(
-        "labels",
+        CrashKind.LABELS,
         Cause.LABELS,
         r"(?:Assertion `t >= 0 && t < n_classes` failed|cur_target >= 0 && cur_target < n_classes"
         r"|Target -?\d+ is out of bounds"
@@ -58,7 +103,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Run one batch on the CPU: the message there names the label.",
     ),
     crash_rule(
-        "index_out_of_range",
+        CrashKind.INDEX_OUT_OF_RANGE,
         Cause.LABELS,
         r"(?:srcIndex < srcSelectDimSize|Assertion `index >= -sizes\[i\] && index < sizes\[i\]"
         r"|Assertion `idx_dim >= 0 && idx_dim < index_size|IndexError: index out of range in self"
@@ -70,7 +115,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Run one batch on the CPU: the message there names the index.",
     ),
     crash_rule(
-        "device_assert",
+        CrashKind.DEVICE_ASSERT,
         Cause.LABELS,
         r"(?:device-side assert triggered|Assertion `[^`\n]*` failed)",
         "An assertion on the device failed: most often a label or a token outside its range.",
@@ -79,7 +124,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         LAUNCH_BLOCKING,
     ),
     crash_rule(
-        "loader_memory",
+        CrashKind.LOADER_MEMORY,
         Cause.OUT_OF_MEMORY,
         r"(?:DataLoader worker \(pid[^)]*\) is killed by signal: (?:Bus error|Killed)"
         r"|insufficient shared memory|Bus error"
@@ -91,7 +136,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Call torch.multiprocessing.set_sharing_strategy('file_system') where shared memory cannot be raised.",
     ),
     crash_rule(
-        "loader_worker",
+        CrashKind.LOADER_WORKER,
         Cause.UNKNOWN,
         r"DataLoader worker \(pid\(?s?\)?[^)]*\)* (?:is killed by signal|exited unexpectedly)",
         "A worker of the data loader died.",
@@ -100,7 +145,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         tier=1,
     ),
     crash_rule(
-        "disk_full",
+        CrashKind.DISK_FULL,
         Cause.UNKNOWN,
         r"(?:No space left on device|Errno 28|Disk quota exceeded|Errno 122|PytorchStreamWriter failed writing file"
         r"|unexpected pos \d+ vs \d+|inline_container.*(?:write|enforce fail))",
@@ -110,7 +155,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Look at `df -h` and `df -i` for the folder written to, and at /tmp.",
     ),
     crash_rule(
-        "loss_scale",
+        CrashKind.LOSS_SCALE,
         Cause.PRECISION_OVERFLOW,
         r"(?:Minimum loss scale reached|[Cc]urrent loss scale already at minimum|Cannot decrease scale anymore"
         r"|loss scal(?:e|ing) .{0,30}(?:too small|at minimum))",
@@ -122,7 +167,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         remedies=True,
     ),
     crash_rule(
-        "anomaly",
+        CrashKind.ANOMALY,
         Cause.LOG_OF_ZERO,
         r"Function '?(?P<function>\w+)'? returned (?:nan|inf|infinite) values in its (?P<output>\d+)\w* output",
         "Backward through {function} gave NaN in its output {output}: anomaly detection stopped there.",
@@ -131,7 +176,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         remedies=True,
     ),
     crash_rule(
-        "nan_data",
+        CrashKind.NAN_DATA,
         Cause.BAD_BATCH,
         r"Input (?:X |y )?contains (?:NaN|infinity)",
         "The data itself holds NaN or Inf.",
@@ -139,7 +184,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Check what made them: a division by a spread of zero, a logarithm of zero, an empty field.",
     ),
     crash_rule(
-        "nan_loss",
+        CrashKind.NAN_LOSS,
         Cause.UNKNOWN,
         r"(?:The loss returned in `?training_step`? is (?P<value>\S+?)\.?$|Loss is (?:nan|NaN|inf"
         r"|infinite)[^\n]*(?:stop|exit)"
@@ -155,7 +200,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         BFLOAT16,
     ),
     crash_rule(
-        "no_gradient",
+        CrashKind.NO_GRADIENT,
         Cause.NOT_UPDATING,
         r"element 0 of tensors does not require grad and does not have a grad_fn",
         "The loss does not depend on anything that is trained.",
@@ -164,7 +209,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Check for .detach(), .item(), torch.no_grad() or argmax between the model and the loss.",
     ),
     crash_rule(
-        "second_backward",
+        CrashKind.SECOND_BACKWARD,
         Cause.UNKNOWN,
         r"Trying to backward through the graph a second time",
         "Backward ran twice through the same graph.",
@@ -172,7 +217,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Call backward once on the sum of the losses.",
     ),
     crash_rule(
-        "in_place",
+        CrashKind.IN_PLACE,
         Cause.UNKNOWN,
         r"one of the variables needed for gradient computation has been modified by an inplace operation",
         "A tensor that backward needs was changed in place.",
@@ -181,7 +226,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Step each optimizer only after all the backwards that use its weights.",
     ),
     crash_rule(
-        "device_mismatch",
+        CrashKind.DEVICE_MISMATCH,
         Cause.UNKNOWN,
         r"(?:Expected all tensors to be on the same device.*"
         r"|Input type \([\w.]+\) and weight type \([\w.]+\) should be the same"
@@ -191,7 +236,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Register constants of a module as buffers, so that they move along with it.",
     ),
     crash_rule(
-        "dtype_mismatch",
+        CrashKind.DTYPE_MISMATCH,
         Cause.UNKNOWN,
         r"(?:expected (?:m1 and m2 to have the same dtype|scalar type \w+ but found \w+)"
         r"|mat1 and mat2 must have the same dtype"
@@ -203,7 +248,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Class labels are int64, targets of a regression float32.",
     ),
     crash_rule(
-        "state_dict",
+        CrashKind.STATE_DICT,
         Cause.UNKNOWN,
         r"(?:Error\(s\) in loading state_dict for (?P<model>\w+)|size mismatch for (?P<weight>[\w.]+):)",
         "A checkpoint does not fit the model.",
@@ -212,7 +257,7 @@ TRAINING_RULES: tuple[CrashRule, ...] = (
         "Load with strict=False only if the missing weights are meant to be new.",
     ),
     crash_rule(
-        "shape",
+        CrashKind.SHAPE,
         Cause.UNKNOWN,
         r"(?:mat1 and mat2 shapes cannot be multiplied \((?P<shapes>[^)]*)\)|The size of tensor a .* must match"
         r"|shape '[^']*' is invalid for input of size|The expanded size of the tensor|Sizes of tensors must match"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.logs.symptoms.crash_rules import LAUNCH_BLOCKING, TRAINING_RULES, CrashRule, crash_rule
+from surefoot.logs.symptoms.crash_rules import LAUNCH_BLOCKING, TRAINING_RULES, CrashKind, CrashRule, crash_rule
 from surefoot.records import Cause
 
 _CHECK_HARDWARE = "Look into `dmesg` and `nvidia-smi -q` for Xid and ECC errors; take the machine out if there are any."
@@ -13,7 +13,7 @@ _CHECK_EVERY_RANK = (
 
 ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
     crash_rule(
-        "driver",
+        CrashKind.DRIVER,
         Cause.UNKNOWN,
         r"(?:CUDA driver version is insufficient|no kernel image is available for execution|Found no NVIDIA driver"
         r"|forward compatibility was attempted|NVML: Driver/library version mismatch|CUDA (?:unknown"
@@ -25,7 +25,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         "Check CUDA_VISIBLE_DEVICES, and that the container was started with the devices.",
     ),
     crash_rule(
-        "xid",
+        CrashKind.XID,
         Cause.TRANSIENT,
         r"(?:\bXid\b[^\n]*?: (?P<xid>\d+)|uncorrectable (?:ECC|NVLink) error|double bit ECC|fallen off the bus"
         r"|cudaErrorECCUncorrectable)",
@@ -35,7 +35,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         "Run a burn-in (dcgmi diag -r 3) before the machine trains again.",
     ),
     crash_rule(
-        "illegal_memory",
+        CrashKind.ILLEGAL_MEMORY,
         Cause.UNKNOWN,
         r"(?:an illegal memory access was encountered|misaligned address|unspecified launch failure|illegal instruction"
         r"|Segmentation fault|SIGSEGV|Signal 11)",
@@ -45,7 +45,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         _CHECK_HARDWARE,
     ),
     crash_rule(
-        "library",
+        CrashKind.LIBRARY,
         Cause.UNKNOWN,
         r"(?:CUBLAS_STATUS_\w+|CUDNN_STATUS_\w+|cuDNN error|CUSOLVER_STATUS_\w+|CUFFT\w+ERROR)",
         "A CUDA library failed; most often memory is full, or an index before it was out of range.",
@@ -54,7 +54,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         "Leave memory free: a smaller batch.",
     ),
     crash_rule(
-        "cuda",
+        CrashKind.CUDA,
         Cause.UNKNOWN,
         r"(?:CUDA error: (?P<what>[^\n]*)|cudaError\w+)",
         "CUDA failed.",
@@ -62,7 +62,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         _CHECK_HARDWARE,
     ),
     crash_rule(
-        "host_memory",
+        CrashKind.HOST_MEMORY,
         Cause.OUT_OF_MEMORY,
         r"(?:DefaultCPUAllocator: (?:can't|not enough)|MemoryError|Cannot allocate memory|Errno 12\b|oom-kill"
         r"|Out of memory: Kill"
@@ -73,7 +73,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         "Ask for more memory, or load checkpoints with mmap=True and one rank after the other.",
     ),
     crash_rule(
-        "missing_file",
+        CrashKind.MISSING_FILE,
         Cause.UNKNOWN,
         r"(?:FileNotFoundError|No such file or directory|can't open file|does not exist: |\bNotFoundError|"
         r"is not a local folder and is not a valid model identifier|RepositoryNotFoundError)",
@@ -82,7 +82,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         "On a cluster check that the disk is mounted on every machine.",
     ),
     crash_rule(
-        "permission",
+        CrashKind.PERMISSION,
         Cause.UNKNOWN,
         r"(?:PermissionError|Permission denied|Errno 13\b|Read-only file system|GatedRepoError"
         r"|401 Client Error|403 Client)",
@@ -90,7 +90,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         "Check the owner and the mode of the path that is named, and log in where a service asks for it.",
     ),
     crash_rule(
-        "import",
+        CrashKind.IMPORT,
         Cause.UNKNOWN,
         r"(?:ModuleNotFoundError: No module named '?(?P<module>[\w.]+)|ImportError: )",
         "A module could not be imported.",
@@ -98,7 +98,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         "If it is installed, compare its version with what the code was written for.",
     ),
     crash_rule(
-        "data_format",
+        CrashKind.DATA_FORMAT,
         Cause.BAD_BATCH,
         r"(?:JSONDecodeError|UnicodeDecodeError|ArrowInvalid|UnidentifiedImageError|DatasetGenerationError"
         r"|PytorchStreamReader failed|UnpicklingError|image file is truncated|EOFError: Ran out of input|ParserError"
@@ -108,7 +108,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         "Download or write it again, and check its size against the original.",
     ),
     crash_rule(
-        "nccl_timeout",
+        CrashKind.NCCL_TIMEOUT,
         Cause.RANK_FAULT,
         r"(?:Watchdog caught collective operation timeout|collective operation timeout"
         r"|ran for (?P<ms>\d+) milliseconds before"
@@ -124,7 +124,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         tier=1,
     ),
     crash_rule(
-        "nccl",
+        CrashKind.NCCL,
         Cause.RANK_FAULT,
         r"(?:NCCL error|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError"
         r"|unhandled (?:system|cuda) error"
@@ -137,7 +137,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         tier=1,
     ),
     crash_rule(
-        "rendezvous",
+        CrashKind.RENDEZVOUS,
         Cause.RANK_FAULT,
         r"(?:Rendezvous\w*Error|EADDRINUSE|[Aa]ddress already in use|Connection (?:reset|refused"
         r"|closed) by peer|Connection refused"
@@ -149,7 +149,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         tier=1,
     ),
     crash_rule(
-        "time_limit",
+        CrashKind.TIME_LIMIT,
         Cause.UNKNOWN,
         r"(?:DUE TO TIME LIMIT|[Tt]ime limit (?:reached|exceeded)|walltime .* exceeded)",
         "The scheduler ended the run at its time limit; nothing is wrong with the run.",
@@ -158,7 +158,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         tier=2,
     ),
     crash_rule(
-        "preempted",
+        CrashKind.PREEMPTED,
         Cause.UNKNOWN,
         r"(?:DUE TO PREEMPTION|[Pp]reempt(?:ed|ion)\b|CANCELLED AT|spot instance|DUE TO NODE FAILURE"
         r"|JOB \d+ .*CANCELLED)",
@@ -168,7 +168,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         tier=2,
     ),
     crash_rule(
-        "interrupted",
+        CrashKind.INTERRUPTED,
         Cause.UNKNOWN,
         r"(?:KeyboardInterrupt|SIGINT|\^C\b)",
         "Somebody stopped the run by hand; nothing is wrong with the run.",
@@ -176,7 +176,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         tier=2,
     ),
     crash_rule(
-        "terminated",
+        CrashKind.TERMINATED,
         Cause.UNKNOWN,
         r"(?:SIGTERM|Signal 15|exitcode ?:? ?-15|SignalException|SIGHUP|signal 15|Terminated\s*$|exit code 143)",
         "The run was stopped from outside (SIGTERM): the scheduler, the launcher or another rank.",
@@ -185,7 +185,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         tier=2,
     ),
     crash_rule(
-        "killed",
+        CrashKind.KILLED,
         Cause.OUT_OF_MEMORY,
         r"(?:^\s*(?:\S+: line \d+:\s+\d+ )?Killed\b|SIGKILL|Signal 9\b|signal 9\b|exit ?code ?:?=? ?-9\b"
         r"|exit(?:ed with|) (?:code|status):? 137"

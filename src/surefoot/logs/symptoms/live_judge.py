@@ -13,7 +13,7 @@ from surefoot.judge.policy import Policy
 from surefoot.logs.log_diagnosis import LogDiagnosis, RankedCause, RunHealth
 from surefoot.logs.run_curves import Floats, RunCurves, Series
 from surefoot.logs.table import RunDiagnosis
-from surefoot.records import NAN, Cause, Diagnosis, Pattern, StepMetrics, Verdict
+from surefoot.records import NAN, Action, Cause, Diagnosis, Pattern, StepMetrics, Verdict
 
 SUDDEN_PATTERNS = frozenset({Pattern.NONFINITE, Pattern.JUMP, Pattern.EXPONENTIAL, Pattern.OSCILLATING})
 SUDDEN_PATTERNS |= frozenset({Pattern.COLLAPSE_TO_ZERO, Pattern.RECOVERED_SPIKE})
@@ -25,7 +25,7 @@ MAX_CAUSES = 4
 
 def with_recorded_diagnoses(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
     """Put the causes diagnosed during the run first; a healthy run in which surefoot intervened becomes a warning."""
-    known = [recorded for recorded in diagnoses if recorded.cause in set(Cause) and recorded.cause != Cause.UNKNOWN]
+    known = [recorded for recorded in diagnoses if recorded.cause is not Cause.UNKNOWN]
     if diagnosis.verdict is RunHealth.HEALTHY and known:
         applied = [recorded for recorded in known if recorded.applied]
         return _intervened(diagnosis, applied) if applied else _note_passed_diagnosis(diagnosis, known)
@@ -38,7 +38,7 @@ def with_recorded_diagnoses(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiag
 
 def _diagnoses_at_onset(diagnoses: Sequence[RunDiagnosis], onset: int | None) -> list[RunDiagnosis]:
     """The diagnoses made together: where the run was stopped, else nearest to the onset."""
-    stopped = [recorded.attempt for recorded in diagnoses if recorded.applied == "stop"]
+    stopped = [recorded.attempt for recorded in diagnoses if recorded.applied is Action.STOP]
     after = [recorded for recorded in diagnoses if onset is None or recorded.step >= onset - MAX_STEPS_EARLIER]
     if not stopped and not after:
         return []
@@ -71,7 +71,7 @@ def _merge_causes(diagnoses: Sequence[RunDiagnosis], others: Sequence[RankedCaus
     """The recorded causes, each once, with the log's evidence; then the log's other causes with lower confidence."""
     causes: dict[Cause, RankedCause] = {}
     for recorded in diagnoses:
-        cause = Cause(recorded.cause)
+        cause = recorded.cause
         same = next((other for other in others if other.cause is cause), None)
         more = same.evidence if same else others[0].evidence if others and not causes else ()
         evidence = tuple(dict.fromkeys((*recorded.evidence, *more)))

@@ -15,7 +15,7 @@ from surefoot import parallel
 from surefoot.guard.validate import switched_off
 from surefoot.parallel import World
 from surefoot.train import exit_codes
-from surefoot.train.preflight import data_checks, resource_checks, resume_checks, training_checks
+from surefoot.train.preflight import data_checks, loop_checks, resource_checks, resume_checks, training_checks
 from surefoot.train.preflight.report import CheckItem, CheckReport, failed, ok, skipped, warning
 from surefoot.train.preflight.trial import ShortRun, TrialFolder, TrialLimit, run_trial
 from surefoot.train.preflight.watchdog import Watchdog, user_line
@@ -93,6 +93,11 @@ def _items(
     if trial.run is not None:
         yield ok(NO_HANG, f"the longest pause was {watchdog.longest_pause:.1f} s", longest=watchdog.longest_pause)
         yield from _journal_items(trial, recipe, world)
+    if trial.error is None:
+        watchdog.beat("checks of the training loop")
+        _free_memory(world)
+        progress("checking the training loop")
+        yield from loop_checks.items(recipe, world)
     watchdog.beat("save and resume")
     _free_memory(world)
     progress("interrupting the run and resuming it with fresh parts")

@@ -11,6 +11,7 @@ from rich.filesize import decimal
 
 from surefoot.journal.reader import Run
 from surefoot.parallel import World
+from surefoot.records import Action
 from surefoot.train.preflight.journal_columns import applied, applied_steps
 from surefoot.train.preflight.report import CheckItem, failed, ok, skipped, warning
 from surefoot.train.preflight.trial import ShortRun, TrialLimit, run_trial
@@ -80,6 +81,8 @@ def _compare(uninterrupted: Run, resumed: Run, cut: int, *, exact: bool) -> Chec
     if not any(event.get("name") == "resumed" for event in resumed.events):
         fix = "See the checkpoint events of the run; `surefoot checkpoints verify RUN` reads its checkpoints."
         return failed(RESUME, "no checkpoint to resume from was found", fix)
+    if _was_rewound(uninterrupted) or _was_rewound(resumed):
+        return skipped(RESUME, "a trial was rewound, so losses cannot be compared", "Fix the trial first.")
     expected, actual = (_losses(run, 2 * cut) for run in (uninterrupted, resumed))
     if np.isnan(expected + actual).any():
         message = f"updates were refused among the first {2 * cut}, so losses cannot be compared"
@@ -107,6 +110,10 @@ def _compare(uninterrupted: Run, resumed: Run, cut: int, *, exact: bool) -> Chec
         "make the data depend on the sample's index only."
     )
     return failed(RESUME, f"the resumed run differs: {where}", fix, **values)
+
+
+def _was_rewound(run: Run) -> bool:
+    return any(event["kind"] == "decision" and event["action"] == Action.REWIND for event in run.events)
 
 
 def _losses(run: Run, count: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from surefoot.journal.reader import Run
+from surefoot.records import Action
 from surefoot.train.preflight.journal_columns import applied, later_half
 from surefoot.train.preflight.report import (
     CheckItem,
@@ -30,7 +31,7 @@ _FIRST_UPDATES = 3
 _RISE = 1.05
 _HIGH_RATIO, _EXTREME_RATIO = 0.1, 0.5
 """Relative weight change per update that seldom goes well, and never does; 0.001 is usual."""
-_SEVERE_ACTIONS = ("constrain", "rewind", "stop")
+_SEVERE_ACTIONS = (Action.CONSTRAIN, Action.REWIND, Action.STOP)
 _LOWER_LR = "Lower optimizer.lr by a factor of ten, or lengthen schedule.warmup; then check again."
 
 VANISHING, EXPLODING, DEAD = 1e-8, 100.0, 0.5
@@ -46,7 +47,7 @@ _CLIPS_OFTEN, _TOO_HIGH = 0.2, 10.0
 def items(trial: ShortRun, run: Run, recipe: Recipe) -> Iterator[CheckItem]:
     loss = _loss(trial, run)
     yield loss
-    yield _interventions(run)
+    yield _interventions(trial, run)
     yield _learning_rate(trial, run, learns=loss.status in (CheckStatus.OK, CheckStatus.SKIPPED))
     yield _gradients(trial, run)
     yield _clip_threshold(recipe, run)
@@ -73,11 +74,11 @@ def _loss(trial: ShortRun, run: Run) -> CheckItem:
     return ok(name, message, **values)
 
 
-def _interventions(run: Run) -> CheckItem:
+def _interventions(trial: ShortRun, run: Run) -> CheckItem:
     name = "no interventions"
     actions = Counter(str(event.get("action")) for event in run.events if event["kind"] == "decision")
-    actions.pop("accept", None)
-    actions.pop("relax", None)
+    actions.pop(Action.ACCEPT, None)
+    actions.pop(Action.RELAX, None)
     diagnoses = [event for event in run.events if event["kind"] == "diagnosis"]
     if not run.scalars.rows:
         return skipped(name, "no update was made")
@@ -90,9 +91,19 @@ def _interventions(run: Run) -> CheckItem:
         cause = str(first.get("cause")).replace("_", " ")
         message += f"; at update {first['step']} because of {cause}: {first.get('detail') or first.get('evidence')}"
         fix = "; ".join(str(advice) for advice in first.get("advice", ())) or fix
+    fix = _lr_that_worked(run, trial.facts.lr) or fix
     make = failed if any(action in actions for action in _SEVERE_ACTIONS) else warning
     causes = sorted({str(event.get("cause")) for event in diagnoses})
     return make(name, message, fix, acts=dict(actions), causes=causes)
+
+
+def _lr_that_worked(run: Run, peak: float) -> str:
+    """The learning rate that the run was continued with for good, as a recipe line; empty where it was not lowered."""
+    overrides = [event["overrides"] for event in run.events if event["kind"] == "decision" and event["overrides"]]
+    factor = min((float(o.get("lasting_lr_factor", 1.0)) for o in overrides), default=1.0)
+    if not factor < 1.0:
+        return ""
+    return f"Set optimizer.lr={factor * peak:.3g}: the run went on with {factor:g} times its learning rate."
 
 
 def _learning_rate(trial: ShortRun, run: Run, *, learns: bool) -> CheckItem:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from surefoot.journal.aliases import upgraded_policy
+from surefoot.journal.policy_aliases import derived_figures, upgraded_policy
 from surefoot.judge.policy import Policy, Thresholds
 from surefoot.train.recipe.errors import (
     KeyPath,
@@ -261,6 +261,8 @@ def _invalid_policy_values(recipe: Recipe) -> Iterator[RecipeProblem]:
 
 def _remarks(recipe: Recipe) -> Iterator[str]:
     data, schedule, mode = recipe.data, recipe.schedule, recipe.protection.mode
+    for name, (_, _, why) in derived_figures(recipe.protection.policy).items():
+        yield f"{'.'.join(_POLICY)}.{name} is not used: it {why}."
     if recipe.precision.compute == "float16" and recipe.device == "cpu":
         yield "float16 on the CPU is slow and overflows early; use precision.compute=bfloat16 or float32 there."
     if recipe.precision.compute == "tf32" and recipe.device == "cpu":

@@ -39,11 +39,11 @@ SUFFERS = (Kind.LOSS_LEVEL, Kind.GROWTH, Kind.JUMP, Kind.OSCILLATION)
 """Detectors of a loss that suffers from something."""
 
 
-class Harm(StrEnum):
+class HarmKind(StrEnum):
     """Why an incident calls for an action."""
 
     RANKS_DIFFER = "ranks_differ"
-    EVAL = "eval"
+    EVAL = "eval_loss_rose"
     STALE_GRADS = "stale_grads"
     CLIPPING_LOST = "clipping_lost"
     SEVERE_FINDING = "severe_finding"
@@ -53,23 +53,23 @@ class Harm(StrEnum):
     SILENT_LAYERS = "silent_layers"
     HUGE_UPDATE = "huge_update"
     EXCESS_UPDATE = "excess_update"
-    REFUSALS = "refusals"
+    REFUSALS = "many_refusals"
 
 
 @dataclass(frozen=True, slots=True)
-class Severity:
+class Harm:
     """The harm that an incident does, and the reason in words."""
 
-    harm: Harm
+    kind: HarmKind
     reason: str
 
 
-def severity_of(incident: Incident, *, adaptive: bool, clipped: bool) -> Severity | None:
+def harm_of(incident: Incident, *, adaptive: bool, clipped: bool) -> Harm | None:
     """Why the incident calls for an action; None when reporting it is enough."""
     tolerant = adaptive or clipped
-    for harm, rule in RULES.items():
+    for kind, rule in RULES.items():
         if reason := rule(incident, tolerant):
-            return Severity(harm, reason)
+            return Harm(kind, reason)
     return None
 
 
@@ -294,18 +294,18 @@ def _is_other_data(batch: NovelBatch) -> bool:
     return batch.spread > HUGE_RATIO * batch.usual
 
 
-RULES: Mapping[Harm, Callable[[Incident, bool], str]] = {
-    Harm.RANKS_DIFFER: _ranks_differ,
-    Harm.EVAL: _eval_harm,
-    Harm.STALE_GRADS: _stale_grads,
-    Harm.CLIPPING_LOST: _clipping_lost,
-    Harm.SEVERE_FINDING: _severe_finding,
-    Harm.RESCALED: _updates_rescaled,
-    Harm.HYPERPARAM: _hyperparam_harm,
-    Harm.WEIGHTS_DAMAGED: _weights_damaged,
-    Harm.SILENT_LAYERS: _silent_layers,
-    Harm.HUGE_UPDATE: _huge_update,
-    Harm.EXCESS_UPDATE: _excess_update,
-    Harm.REFUSALS: _refused,
+RULES: Mapping[HarmKind, Callable[[Incident, bool], str]] = {
+    HarmKind.RANKS_DIFFER: _ranks_differ,
+    HarmKind.EVAL: _eval_harm,
+    HarmKind.STALE_GRADS: _stale_grads,
+    HarmKind.CLIPPING_LOST: _clipping_lost,
+    HarmKind.SEVERE_FINDING: _severe_finding,
+    HarmKind.RESCALED: _updates_rescaled,
+    HarmKind.HYPERPARAM: _hyperparam_harm,
+    HarmKind.WEIGHTS_DAMAGED: _weights_damaged,
+    HarmKind.SILENT_LAYERS: _silent_layers,
+    HarmKind.HUGE_UPDATE: _huge_update,
+    HarmKind.EXCESS_UPDATE: _excess_update,
+    HarmKind.REFUSALS: _refused,
 }
 """Asked in this order; `tolerant` says that the updates do not grow with the gradients (adaptive, or clipped)."""

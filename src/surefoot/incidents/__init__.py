@@ -1,0 +1,1 @@
+"""Incident bundles: what is needed to replay an incident, on this machine or another."""
