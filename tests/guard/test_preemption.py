@@ -18,7 +18,7 @@ from surefoot.guard.preemption import RankConsensus
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
     """The default store, shared here by two ranks in one process."""
     hash_store = dist.HashStore()
-    monkeypatch.setattr(preemption, "_connect", lambda: hash_store)
+    monkeypatch.setattr(preemption, "connect", lambda: hash_store)
     return hash_store
 
 

@@ -15,7 +15,7 @@ from surefoot.trials.conclusion import TrialResult
 from surefoot.trials.data_parallel import unsupported_layout
 
 KINDS = ("ddp", "fsdp")
-STEPS = 170
+STEPS = 140
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +84,9 @@ def test_a_step_fn_that_communicates_is_refused_before_it_does(results: list[dic
 def test_where_one_rank_loses_its_protection_the_other_does_not_wait_for_it(results: list[dict[str, Any]]) -> None:
     assert [result["ddp lost"]["lost"] for result in results] == [False, True]
     assert all(result["ddp lost"]["equal"] for result in results)
-    trials = trials_of(results[0]["ddp lost"])
-    assert trials
-    assert all("a rank has lost its protection" in trial["detail"] for trial in trials)
+    trial = trials_of(results[0]["ddp lost"])[0]
+    assert trial["result"] == TrialResult.NOT_RUN
+    assert "a rank has lost its protection" in trial["detail"]
 
 
 @pytest.mark.parametrize(

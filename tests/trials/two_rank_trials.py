@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +21,8 @@ from surefoot.guard import rank_barrier
 from surefoot.guard.attached import AttachedGuard
 from surefoot.records import Action, Decision
 
-STEPS, ONSET = 170, 120
+STEPS, ONSET = 140, 120
+TRY_AT, SHORT = 60, 80
 POLICY = surefoot.Policy(snapshot_every=10, weights_every=10)
 TEACHER = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
 Batch = tuple[Tensor, Tensor]
@@ -86,12 +86,12 @@ class Run:
     kind: str
     damage: Damage = no_damage
     step_fn: Callable[[nn.Module, Any], Tensor] | None = loss_of
-    try_at: int = -1
-    """The step after which a trial is run of which the run must show no trace."""
     loses_rank: bool = False
-    """Rank 1 loses its protection in the very step after which the others would act."""
+    """Rank 1 loses its protection in the very step after which the others run a trial."""
 
     def train(self, run_dir: Path | None) -> dict[str, Any]:
+        """Train with damage; without, run a trial of which the run must show no trace."""
+        healthy = self.damage is no_damage
         model = wrapped(self.kind)
         torch.manual_seed(100 + dist.get_rank())
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -101,16 +101,14 @@ class Run:
             assert isinstance(attached, AttachedGuard)
             guard = attached
             if self.loses_rank and dist.get_rank() == 1:
-                fail_before_acting(guard)
-        for step in range(STEPS):
+                fail_after(guard, TRY_AT)
+        for step in range(SHORT if healthy else STEPS):
             self.damage(step, model, optimizer)
             batch = batch_of(step)
             loss = loss_of(model, batch)
             (loss if guard is None else guard.watch(loss, batch)).backward()
-            with suppress(surefoot.TrainingStopped):  # the other rank would wait for this one
-                optimizer.step()
-            if step == self.try_at:
-                assert guard is not None
+            optimizer.step()
+            if healthy and step == TRY_AT and guard is not None and not guard.disabled:
                 try_without_need(guard)
             optimizer.zero_grad()
         result: dict[str, Any] = {}
@@ -148,12 +146,12 @@ def try_without_need(guard: AttachedGuard) -> None:
     recovery.trials._record({})
 
 
-def fail_before_acting(guard: AttachedGuard) -> None:
-    """An error inside surefoot, once there is something to act on."""
+def fail_after(guard: AttachedGuard, attempt: int) -> None:
+    """An error inside surefoot at the end of a step."""
     recovery, ended = guard._recovery, guard._recovery.iteration_ended
 
     def iteration_ended() -> None:
-        if recovery.pipeline.attempt > ONSET and (recovery.decisions or recovery._reader.judge.suspicion):
+        if recovery.pipeline.attempt == attempt:
             raise RuntimeError("planted")
         ended()
 
@@ -200,13 +198,13 @@ def main() -> None:
     results: dict[str, Any] = {}
     for kind in ("ddp", "fsdp"):
         results[f"{kind} fault-free"] = Run(kind).train(None)
-        results[f"{kind} healthy"] = Run(kind, try_at=60).train(out / f"{kind}-healthy")
+        results[f"{kind} healthy"] = Run(kind).train(out / f"{kind}-healthy")
         results[f"{kind} weights"] = Run(kind, enlarge_weights).train(out / f"{kind}-weights")
         CALLS["count"] = 0
         results[f"{kind} broken"] = Run(kind, enlarge_weights, broken_on_one_rank).train(out / f"{kind}-broken")
     rank_barrier.BARRIER_SECONDS = 1.0
-    results["ddp lost"] = Run("ddp", enlarge_weights, loses_rank=True).train(out / "ddp-lost")
-    results["ddp communicating"] = Run("ddp", enlarge_weights, communicating).train(out / "ddp-communicating")
+    results["ddp lost"] = Run("ddp", loses_rank=True).train(out / "ddp-lost")
+    results["ddp communicating"] = Run("ddp", step_fn=communicating).train(out / "ddp-communicating")
     (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
