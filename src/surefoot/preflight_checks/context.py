@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from surefoot.preflight_checks.observe import Changes, Observation, observe
-from surefoot.preflight_checks.short_training import STEPS, RangeTest, ShortTraining, Trainer
+from surefoot.preflight_checks.short_training import STEPS, RangeTest, ShortTraining, Trainer, group_peak
 from surefoot.trials.kept_steps import copied, tensors_in
 
 SEED = 0
@@ -146,8 +146,9 @@ class PreflightContext:
 
     @cached_property
     def has_warmup(self) -> bool:
-        """Whether a scheduler has touched the optimizer: its first rates may be lowered."""
-        return any("initial_lr" in group for o in self.optimizers for group in o.param_groups)
+        """Whether a scheduler has lowered the first rates."""
+        groups = [group for o in self.optimizers for group in o.param_groups]
+        return any(float(group["lr"]) < 0.99 * group_peak(group) for group in groups)
 
     # -- training
 

@@ -86,6 +86,9 @@ def _uses_batch_stats(module: nn.Module) -> bool:
 def independent_of_inputs(c: PreflightContext) -> Iterator[PreflightFinding]:
     """Inputs of zero, and those of other samples, give the same outputs."""
     base = c.base
+    n = c.batch_size
+    if n < 2 or not any(len(out) % n == 0 for out in base.outputs):
+        raise CannotTell("the outputs are not one per sample")
     if all(bool((out == 0).all()) for out in base.outputs):
         return  # a last layer of zeros, before the first update
 
@@ -96,8 +99,6 @@ def independent_of_inputs(c: PreflightContext) -> Iterator[PreflightFinding]:
         return [t.roll(1, 0) if t.dim() else t for t in tensors]
 
     outputs = [c.repeat(change).outputs for change in (zeroed, exchanged)]
-    if c.batch_size < 2 or any(len(o) != len(base.outputs) for o in outputs):
-        raise CannotTell("the batch has no size")
     inputs = [t for t in c.first.inputs if t.dim() and t.shape[0] == c.batch_size]
     if not inputs or all(bool((t == t[:1]).all()) for t in inputs):
         return

@@ -204,7 +204,10 @@ def position_influence(c: PreflightContext, index: int, time: int = 1) -> Influe
 
     changed = c.repeat(change)
     worst, compared = 0.0, False
+    rows = len(base.model_calls[0].inputs[index])
     for a, b in zip(base.outputs, changed.outputs, strict=True):
+        if a.dim() == 2 and len(a) == rows * length and time == 1:  # flattened
+            a, b = a.reshape(rows, length, -1), b.reshape(rows, length, -1)
         if a.dim() >= 3 and a.shape[time] >= length - 1 and a.shape == b.shape:
             early = half + max(0, a.shape[time] - length)
             early_a, early_b = a.narrow(time, 0, early).float(), b.narrow(time, 0, early).float()
