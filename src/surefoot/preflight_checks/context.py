@@ -17,10 +17,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from surefoot.preflight_checks.observe import Changes, Observation, observe
-from surefoot.preflight_checks.short_training import STEPS, RangeTest, ShortTraining, Trainer
+from surefoot.preflight_checks.short_training import STEPS, RangeTest, ShortTraining, Trainer, group_peak
 from surefoot.trials.kept_steps import copied, tensors_in
 
 SEED = 0
+PROBE_ROWS = 8
 
 
 class CannotTell(Exception):
@@ -82,7 +83,11 @@ class PreflightContext:
     def repeat(self, changes: Changes | None = None, index: int = 0) -> Observation:
         """The same call again, without a graph, with batch norm on its running statistics."""
         with torch.no_grad(), self._fixed_norms():
-            return self._observe(self.batches[index], changes)
+            return self._observe(self._first_rows(self.batches[index]), changes)
+
+    def _first_rows(self, batch: Any) -> Any:
+        """The first samples of a batch: enough to compare outputs, and quicker."""
+        return _sliced(batch, self.batch_size) if self.probe_size < self.batch_size else batch
 
     def quick(self, index: int) -> Observation:
         """What step_fn does with this batch, with or without its graph."""
@@ -95,7 +100,7 @@ class PreflightContext:
     def loss_of(self, batch: Any) -> Tensor:
         """The loss of another batch, as `repeat` computes it."""
         with torch.no_grad(), self._fixed_norms():
-            return self._observe(batch, None).loss
+            return self._observe(self._first_rows(batch), None).loss
 
     def _observe(self, batch: Any, changes: Changes | None) -> Observation:
         seed_all()
@@ -115,7 +120,12 @@ class PreflightContext:
     @cached_property
     def base(self) -> Observation:
         """The first batch, observed as `repeat` does; raises CannotTell where two calls differ."""
-        base, again = self.repeat(), self.repeat()
+        try:
+            base = self.repeat()
+        except Exception:  # of step_fn: it wants whole batches
+            self.probe_size = self.batch_size
+            base = self.repeat()
+        again = self.repeat()
         if len(base.outputs) != len(again.outputs) or not all(
             a.shape == b.shape and torch.equal(a, b) for a, b in zip(base.outputs, again.outputs, strict=True)
         ):
@@ -136,6 +146,12 @@ class PreflightContext:
         return 0
 
     @cached_property
+    def probe_size(self) -> int:
+        """The samples of a batch that `repeat` uses."""
+        sizes = {t.shape[0] for t in tensors_in(self.batches[0]) if t.dim()}
+        return min(self.batch_size, PROBE_ROWS) if sizes == {self.batch_size} else self.batch_size
+
+    @cached_property
     def param_names(self) -> dict[int, str]:
         return {id(p): name for name, p in self.model.named_parameters()}
 
@@ -146,8 +162,9 @@ class PreflightContext:
 
     @cached_property
     def has_warmup(self) -> bool:
-        """Whether a scheduler has touched the optimizer: its first rates may be lowered."""
-        return any("initial_lr" in group for o in self.optimizers for group in o.param_groups)
+        """Whether a scheduler has lowered the first rates."""
+        groups = [group for o in self.optimizers for group in o.param_groups]
+        return any(float(group["lr"]) < 0.99 * group_peak(group) for group in groups)
 
     # -- training
 
@@ -167,3 +184,11 @@ def seed_all() -> None:
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
+
+
+def _sliced(value: Any, size: int) -> Any:
+    if isinstance(value, Tensor):
+        return value[:PROBE_ROWS] if value.dim() and value.shape[0] == size else value
+    if isinstance(value, dict):
+        return {name: _sliced(part, size) for name, part in value.items()}
+    return type(value)(_sliced(part, size) for part in value) if type(value) in (list, tuple) else value

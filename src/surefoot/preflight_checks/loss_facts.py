@@ -217,7 +217,7 @@ def above_ignorance(c: PreflightContext) -> Iterator[PreflightFinding]:
 
 def not_finite(c: PreflightContext) -> Iterator[PreflightFinding]:
     for index in range(min(3, len(c.batches))):
-        seen = c.observed(index)
+        seen = c.quick(index)
         if bool(torch.isfinite(seen.loss)):
             continue
         bad_inputs = any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in seen.inputs)
@@ -236,7 +236,7 @@ def not_finite(c: PreflightContext) -> Iterator[PreflightFinding]:
                 "Look at the initialisation and the precision of this module.",
                 where=place_of(c.model, seen.first_nonfinite),
             )
-        elif not _all_ignored(seen.main_loss):
+        elif not _all_ignored(seen.single_loss):
             yield sure(
                 Cause.LOG_OF_ZERO,
                 "the loss is not finite, though the outputs are",

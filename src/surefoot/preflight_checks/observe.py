@@ -117,8 +117,10 @@ class Observation:
 
     @property
     def outputs(self) -> list[Tensor]:
-        """Floating-point outputs of all calls of the model, in order."""
-        return [t for call in self.model_calls for t in call.outputs if t.is_floating_point()]
+        """Floating-point outputs of all calls of the model, in order; of a model that returns the loss, what its loss
+        functions are given."""
+        tensors = [t for call in self.model_calls for t in call.outputs if t.is_floating_point() and t.dim()]
+        return tensors or [call.input for call in self.loss_calls if call.inside_model and call.input.dim()]
 
     @property
     def inputs(self) -> list[Tensor]:

@@ -65,9 +65,9 @@ def _end_runs(targets: Tensor, counts: Tensor) -> tuple[int, float] | None:
 
 def padding_seen(c: PreflightContext) -> Iterator[PreflightFinding]:
     """A mask is passed, but what it masks changes the outputs at other places."""
-    if len(c.first.model_calls) != 1:
+    if len(c.base.model_calls) != 1:
         return
-    inputs = c.first.model_calls[0].inputs
+    inputs = c.base.model_calls[0].inputs
     for k, mask in enumerate(inputs):
         if mask.dim() != 2 or not _is_mask(mask):
             continue

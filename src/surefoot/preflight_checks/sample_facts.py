@@ -11,6 +11,7 @@ from surefoot.kinds import Cause
 from surefoot.preflight_checks.context import CannotTell, PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, place_of, sure
 from surefoot.preflight_checks.target_facts import relative_change
+from surefoot.trials.kept_steps import tensors_in
 
 LEAKS = 1e-3
 """Relative change of one sample's outputs with another sample: more than rounding."""
@@ -19,8 +20,8 @@ _BATCH_SECOND = (nn.MultiheadAttention, nn.RNNBase)
 
 def leak_across_samples(c: PreflightContext) -> Iterator[PreflightFinding]:
     """Change one sample: the outputs of the others stay."""
-    n = c.batch_size
-    if n < 3 or any(_uses_batch_stats(m) for name, m in c.model.named_modules() if c.base.modes.get(name)):
+    base, n = c.base, c.probe_size
+    if n < 3 or any(_uses_batch_stats(m) for name, m in c.model.named_modules() if base.modes.get(name)):
         return
     if any(t.shape[:2] == (n, n) for t in c.base.inputs):
         return  # a graph: samples are nodes
@@ -28,7 +29,7 @@ def leak_across_samples(c: PreflightContext) -> Iterator[PreflightFinding]:
     if worst <= LEAKS:
         return
     second = [name for name, m in c.model.named_modules() if isinstance(m, _BATCH_SECOND) and not m.batch_first]
-    labelled = any(call.target.numel() == n for call in c.first.loss_calls)
+    labelled = any(call.target.numel() == n for call in base.loss_calls)
     how = f"with sample 0 changed, outputs of other samples change by {worst:.2g} of their size"
     if labelled and len(c.batches) > 1 and not _same_inputs(c):
         yield sure(
@@ -75,7 +76,7 @@ def _influence(c: PreflightContext, n: int, dim: int) -> float:
 
 def _same_inputs(c: PreflightContext) -> bool:
     """Training on the whole data at once: its samples may be meant to know of each other."""
-    a, b = c.quick(0).inputs, c.quick(1).inputs
+    a, b = (list(tensors_in(batch)) for batch in c.batches[:2])
     return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -86,6 +87,9 @@ def _uses_batch_stats(module: nn.Module) -> bool:
 def independent_of_inputs(c: PreflightContext) -> Iterator[PreflightFinding]:
     """Inputs of zero, and those of other samples, give the same outputs."""
     base = c.base
+    n = c.probe_size
+    if n < 2 or not any(len(out) % n == 0 for out in base.outputs):
+        raise CannotTell("the outputs are not one per sample")
     if all(bool((out == 0).all()) for out in base.outputs):
         return  # a last layer of zeros, before the first update
 
@@ -96,9 +100,7 @@ def independent_of_inputs(c: PreflightContext) -> Iterator[PreflightFinding]:
         return [t.roll(1, 0) if t.dim() else t for t in tensors]
 
     outputs = [c.repeat(change).outputs for change in (zeroed, exchanged)]
-    if c.batch_size < 2 or any(len(o) != len(base.outputs) for o in outputs):
-        raise CannotTell("the batch has no size")
-    inputs = [t for t in c.first.inputs if t.dim() and t.shape[0] == c.batch_size]
+    inputs = [t for t in base.inputs if t.dim() and t.shape[0] == n]
     if not inputs or all(bool((t == t[:1]).all()) for t in inputs):
         return
     for changed in outputs:

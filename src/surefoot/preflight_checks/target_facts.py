@@ -204,7 +204,10 @@ def position_influence(c: PreflightContext, index: int, time: int = 1) -> Influe
 
     changed = c.repeat(change)
     worst, compared = 0.0, False
+    rows = len(base.model_calls[0].inputs[index])
     for a, b in zip(base.outputs, changed.outputs, strict=True):
+        if a.dim() == 2 and len(a) == rows * length and time == 1:  # flattened
+            a, b = a.reshape(rows, length, -1), b.reshape(rows, length, -1)
         if a.dim() >= 3 and a.shape[time] >= length - 1 and a.shape == b.shape:
             early = half + max(0, a.shape[time] - length)
             early_a, early_b = a.narrow(time, 0, early).float(), b.narrow(time, 0, early).float()
@@ -222,7 +225,9 @@ def relative_change(a: Tensor, b: Tensor) -> float:
 def all_ignored(c: PreflightContext) -> Iterator[PreflightFinding]:
     shares: list[float] = []
     for index in range(min(3, len(c.batches))):
-        call = c.observed(index).main_loss
+        if shares and shares[-1] < 1:
+            return
+        call = c.quick(index).single_loss
         if call is None or call.ignore_index is None or call.target.is_floating_point():
             return
         shares.append(float((call.target == call.ignore_index).float().mean()))
@@ -241,7 +246,7 @@ def target_among_inputs(c: PreflightContext) -> Iterator[PreflightFinding]:
     wanted: list[Tensor] = []
     is_class = False
     for index in range(min(len(c.batches), 8)):
-        seen = c.observed(index) if index < 3 else c.repeat(index=index)
+        seen = c.quick(index)
         pair = _per_sample(seen)
         if pair is None or (rows and pair[0].shape[1] != rows[0].shape[1]):
             return
