@@ -10,7 +10,7 @@ from surefoot import checkpoint
 if TYPE_CHECKING:
     from surefoot.actions.stop import TrainingStopped
     from surefoot.guard.attach import Guard, attach
-    from surefoot.incidents.replay import replay
+    from surefoot.incidents.replay_bundle import replay
     from surefoot.journal.reader import Run, read
     from surefoot.judge.policy import Policy
     from surefoot.logs.diagnose_log import diagnose
@@ -47,7 +47,7 @@ _MODULES = {
     "TrainingStopped": "surefoot.actions.stop",
     "Run": "surefoot.journal.reader",
     "read": "surefoot.journal.reader",
-    "replay": "surefoot.incidents.replay",
+    "replay": "surefoot.incidents.replay_bundle",
     "LogDiagnosis": "surefoot.logs.log_diagnosis",
     "diagnose": "surefoot.logs.diagnose_log",
     "PreflightFinding": "surefoot.preflight_checks.findings",

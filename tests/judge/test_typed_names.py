@@ -30,6 +30,7 @@ OTHER_MEANINGS = {
     "mode": "how a run is protected",
     "momentum": "an option of optimizers",
     "nonfinite": "a column",
+    "origin": "a part of a note",
     "plateau": "a label of a log",
     "progress": "an argument, and a part of a saved state",
     "schedule": "a part of a run",

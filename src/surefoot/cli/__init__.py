@@ -239,7 +239,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     needs_torch("replay", *ENGINE)
-    from surefoot.cli.replay import show
+    from surefoot.cli.replay_page import show
 
     raise typer.Exit(show(incident, recipe=recipe, device=device, as_json=as_json))
 

@@ -29,7 +29,7 @@ class InvalidIncident(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class IncidentBundle:
     """One incident bundle, as its `incident.json` describes it."""
 
     path: Path
@@ -65,7 +65,7 @@ _REQUIRED: dict[str, type] = {
 }
 
 
-def read_incident(path: Path) -> Incident:
+def read_incident(path: Path) -> IncidentBundle:
     """Read the description of a bundle; raises InvalidIncident."""
     file = path / INCIDENT_JSON if path.is_dir() else path
     if not file.is_file() or file.name != INCIDENT_JSON:
@@ -88,7 +88,7 @@ def read_incident(path: Path) -> Incident:
     wrong = [key for key, kind in _REQUIRED.items() if type(info.get(key)) is not kind]
     if wrong:
         raise InvalidIncident(f"{file} is damaged: {', '.join(wrong)} is missing or wrong. Copy the bundle again")
-    return Incident(file.parent, info)
+    return IncidentBundle(file.parent, info)
 
 
 def incident_folders(run_dir: Path) -> list[Path]:
@@ -99,7 +99,7 @@ def incident_folders(run_dir: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(PARTIAL_PREFIX))
 
 
-def read_incidents(run_dir: Path, notes: list[str]) -> Iterator[Incident]:
+def read_incidents(run_dir: Path, notes: list[str]) -> Iterator[IncidentBundle]:
     """All bundles of a run; a sentence in `notes` for each that cannot be read."""
     for path in incident_folders(run_dir):
         try:

@@ -15,7 +15,7 @@ import numpy as np
 
 from surefoot.journal.aliases import upgraded_columns, upgraded_event
 from surefoot.journal.columns import Layers, Scalars
-from surefoot.journal.incident_folders import Incident, read_incidents
+from surefoot.journal.incident_folders import IncidentBundle, read_incidents
 from surefoot.journal.row_file import BadHeader, EmptyFile, RowHeader, file_size, map_rows
 from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.segments import list_segments
@@ -45,7 +45,7 @@ class Run:
     """Files that are missing or damaged, one sentence each."""
 
     @functools.cached_property
-    def incidents(self) -> list[Incident]:
+    def incidents(self) -> list[IncidentBundle]:
         """The incident bundles, in order of steps; each with `path`, `step`, `kind` and `info`."""
         return list(read_incidents(self.path, self.notes))
 

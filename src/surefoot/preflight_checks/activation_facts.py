@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, place_of, sure
+from surefoot.preflight_checks.loop_probe import PreflightContext
 
 DEAD, MANY_DEAD = 0.9, 0.7
 """Share of units that are zero for all samples: for sure too many, and many."""

@@ -11,8 +11,8 @@ import xxhash
 from torch import Tensor, nn
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
+from surefoot.preflight_checks.loop_probe import PreflightContext
 from surefoot.preflight_checks.observe import Observation
 from surefoot.trials.kept_steps import tensors_in
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, place_of, sure
+from surefoot.preflight_checks.loop_probe import PreflightContext
 from surefoot.preflight_checks.observe import LossCall
 from surefoot.preflight_checks.parameter_facts import gradients
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
+from surefoot.preflight_checks.loop_probe import PreflightContext
 from surefoot.preflight_checks.target_facts import counting, relative_change
 
 PADDED = 0.05

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, place_of, some_names, sure
+from surefoot.preflight_checks.loop_probe import PreflightContext
 
 MANY_BATCHES = 3
 """Batches after which a weight without a gradient is taken to have none at all."""

@@ -31,8 +31,8 @@ from surefoot.preflight_checks import (
     target_facts,
     training_facts,
 )
-from surefoot.preflight_checks.context import CannotTell, PreflightContext, Settings, seed_all
 from surefoot.preflight_checks.findings import PreflightFinding, PreflightReport
+from surefoot.preflight_checks.loop_probe import CannotTell, PreflightContext, Settings, seed_all
 from surefoot.preflight_checks.observe import Observation, observe, spread_of
 from surefoot.preflight_checks.short_training import Trainer
 from surefoot.trials.kept_steps import copied

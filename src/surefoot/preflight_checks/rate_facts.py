@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
+from surefoot.preflight_checks.loop_probe import PreflightContext
 from surefoot.preflight_checks.short_training import ShortTraining, median
 
 FEW_STEPS = 4

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import CannotTell, PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, place_of, sure
+from surefoot.preflight_checks.loop_probe import CannotTell, PreflightContext
 from surefoot.preflight_checks.target_facts import relative_change
 from surefoot.trials.kept_steps import tensors_in
 

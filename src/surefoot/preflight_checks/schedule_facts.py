@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Iterator
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
+from surefoot.preflight_checks.loop_probe import PreflightContext
 
 MAX_STEPS = 20_000
 LOW = 0.002

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import CannotTell, PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
+from surefoot.preflight_checks.loop_probe import CannotTell, PreflightContext
 from surefoot.preflight_checks.observe import LossCall, Observation
 from surefoot.preflight_checks.parameter_facts import gradients
 from surefoot.trials.kept_steps import roll_tensor, tensors_in

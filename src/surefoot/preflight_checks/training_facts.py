@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from torch import nn
 
 from surefoot.kinds import Cause
-from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, place_of, some_names, sure
+from surefoot.preflight_checks.loop_probe import PreflightContext
 from surefoot.preflight_checks.rate_facts import FEW_STEPS, LOST, clipped_away, dtype_of, falls, is_below, lost_share
 from surefoot.preflight_checks.short_training import ParamHistory, median
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.incidents.replay import IncidentReplay, replay
-from surefoot.journal.incident_folders import Incident, InvalidIncident, read_incident
+from surefoot.incidents.replay_bundle import IncidentReplay, replay
+from surefoot.journal.incident_folders import IncidentBundle, InvalidIncident, read_incident
 from surefoot.train import speed
 from surefoot.train.accumulation import check_loss
 from surefoot.train.build import make_loss
@@ -46,7 +46,7 @@ def replay_recipe(path: Path, source: str | None = None, device: str = "cpu") ->
     return replay(path, model, make_optimizers(model, recipe.optimizer), step_fn)
 
 
-def _recorded_recipe(incident: Incident) -> Recipe:
+def _recorded_recipe(incident: IncidentBundle) -> Recipe:
     recorded = incident.info["run"].get("recipe")
     plain = recorded.get("resolved") if isinstance(recorded, Mapping) else None
     if not isinstance(plain, dict):

@@ -24,7 +24,7 @@ from surefoot.journal.incident_folders import (
     BATCHES_DIR,
     BEFORE_DIR,
     NOW_DIR,
-    Incident,
+    IncidentBundle,
     InvalidIncident,
     read_incident,
 )
@@ -62,7 +62,7 @@ class ReplayedBranch:
 class IncidentReplay:
     """What came of replaying an incident."""
 
-    incident: Incident
+    incident: IncidentBundle
     steps: Sequence[ReplayedStep] = ()
     branches: Sequence[ReplayedBranch] = ()
     conclusion: str = ""
@@ -149,7 +149,7 @@ def replay(
 class _LoadedMoment:
     """A bundle whose states were loaded; the model is in the state in which the incident was noticed."""
 
-    def __init__(self, incident: Incident, state: TrainState, data: KeptData) -> None:
+    def __init__(self, incident: IncidentBundle, state: TrainState, data: KeptData) -> None:
         self._incident, self._state, self._data = incident, state, data
         info = incident.info
         self._before = Snapshot(int(info["snapshot"]), int(info["step"]), self._load(BEFORE_DIR), good=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from surefoot.incidents.replay import IncidentReplay
+from surefoot.incidents.replay_bundle import IncidentReplay
 from surefoot.journal.incident_folders import InvalidIncident
 from surefoot.journal.strict_json import dumps
 from surefoot.train.recipe import RecipeError
