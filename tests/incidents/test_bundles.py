@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import surefoot
 from surefoot.journal.incident_folders import InvalidIncident
+from surefoot.records import Cause
 
 Batch = tuple[Tensor, Tensor]
 TEACHER = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
@@ -102,6 +103,8 @@ def test_a_refused_update_is_lived_again(tmp_path: Path) -> None:
     assert [incident.kind for incident in run.incidents] == ["refuse"]
     result = surefoot.replay(run.incidents[0].path, *parts(), loss_of)
     assert result.bit_equal
+    assert result.origin is not None
+    assert result.origin.cause is Cause.BAD_BATCH
     assert result.steps[-1].attempt == 60
     assert math.isnan(result.steps[-1].loss)
     assert all(math.isfinite(step.loss) for step in result.steps[:-1])

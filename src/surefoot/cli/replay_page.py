@@ -52,6 +52,8 @@ def _print(result: IncidentReplay) -> None:
     if result.branches:
         console.print("\nThe branches of its trial, by their loss on the probe batches:")
         console.print(_branches_table(result))
+    if result.origin is not None:
+        console.print(f"\n{escape(str(result.origin))}")
     if result.conclusion:
         console.print(f"\n{escape(result.conclusion)}")
     difference = result.largest_difference

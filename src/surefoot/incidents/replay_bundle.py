@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from surefoot.journal.incident_folders import (
     InvalidIncident,
     read_incident,
 )
+from surefoot.origin.locate import locate_in_step
+from surefoot.origin_record import Origin
 from surefoot.trials.branches import BranchId, BranchResult
 from surefoot.trials.kept_steps import KeptStep, StepRecorder, loop_clip
 from surefoot.trials.rank_agreement import TrialFailed
@@ -69,7 +71,8 @@ class IncidentReplay:
     """What the replayed trial finds, in words; empty where there was no trial."""
     best: str = ""
     """The branch that the replayed trial would continue from."""
-    values: dict[str, Any] = field(default_factory=dict)
+    origin: Origin | None = None
+    """What makes the refused update non-finite; None where none was refused for that."""
 
     @property
     def bit_equal(self) -> bool:
@@ -97,6 +100,7 @@ class IncidentReplay:
             "largest_difference": self.largest_difference,
             "conclusion": self.conclusion,
             "best": self.best,
+            "origin": None if self.origin is None else self.origin.as_json(),
             "recorded_best": (self.incident.info.get("trial") or {}).get("best", ""),
             "branches": [
                 {
@@ -137,7 +141,7 @@ def replay(
     data = read_steps(incident.path / BATCHES_DIR, device)
     held = state.capture()
     try:
-        moment = _LoadedMoment(incident, state, data)
+        moment = _LoadedMoment(incident, state, data, model, step_fn)
         sandbox = Sandbox(model, state.optimizers, step_fn, state, loss_scale=_constant_scale(incident.info))
         return moment.replay(sandbox)
     except TrialFailed as error:
@@ -149,8 +153,11 @@ def replay(
 class _LoadedMoment:
     """A bundle whose states were loaded; the model is in the state in which the incident was noticed."""
 
-    def __init__(self, incident: IncidentBundle, state: TrainState, data: KeptData) -> None:
+    def __init__(
+        self, incident: IncidentBundle, state: TrainState, data: KeptData, model: nn.Module, step_fn: StepFn
+    ) -> None:
         self._incident, self._state, self._data = incident, state, data
+        self._model, self._step_fn = model, step_fn
         info = incident.info
         self._before = Snapshot(int(info["snapshot"]), int(info["step"]), self._load(BEFORE_DIR), good=True)
         if (incident.path / NOW_DIR).is_dir():
@@ -162,7 +169,8 @@ class _LoadedMoment:
         recorder = StepRecorder(self._state.optimizers, max_steps=len(self._data.steps) + 1)
         recorder.load(self._data.steps, self._data.probes)
         if trial is None:
-            return IncidentReplay(self._incident, self._replay_steps(sandbox))
+            steps, origin = self._replay_steps(sandbox)
+            return IncidentReplay(self._incident, steps, origin=origin)
         recorded = {str(b["branch"]): float(b["probe_loss"]) for b in trial["branches"]}
         if "deviation" not in trial:
             restart = RestartRunner(sandbox, recorder).run(
@@ -179,20 +187,34 @@ class _LoadedMoment:
         branches = _compared(result.results, recorded)
         return IncidentReplay(self._incident, steps, branches, result.conclusion.detail, result.conclusion.best.value)
 
-    def _replay_steps(self, sandbox: Sandbox) -> list[ReplayedStep]:
-        """Take the kept steps again, as the run took them."""
+    def _replay_steps(self, sandbox: Sandbox) -> tuple[list[ReplayedStep], Origin | None]:
+        """Take the kept steps again, as the run took them, and locate what makes the last one non-finite."""
         steps = [s for s in self._data.steps if s.batches and s.attempt > self._before.attempt]
         replayed: list[ReplayedStep] = []
+        origin: Origin | None = None
         with sandbox.opened():
             sandbox.restore(self._before.copy)
             factor = sandbox.loss_factor(steps[0]) if steps else 1.0
             sandbox.restore(self._before.copy)
             for step in steps:
+                if step is steps[-1] and not step.applied:
+                    origin = self._locate(step)
                 loss, norm = sandbox.train_step(
                     step, options=step.options, loss_factor=factor, max_norm=loop_clip(step), apply=step.applied
                 )
                 replayed.append(_with_recorded(step, loss, norm))
-        return replayed
+        return replayed, origin
+
+    def _locate(self, step: KeptStep) -> Origin | None:
+        scale = self._incident.info.get("loss_scale")
+        origin = locate_in_step(
+            self._model,
+            step.batches,
+            self._step_fn,
+            rng_states=step.rng_states,
+            loss_factor=1.0 if scale is None else float(scale),
+        )
+        return origin or None
 
     def _load(self, name: str) -> StateCopy:
         names = name_tensors([("model", self._state.roots[0])], self._state.optimizers)
