@@ -17,7 +17,7 @@ from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import LAYER_STATS, NAN, StepMetrics
 
-DAMAGED_AT, MAX_UPDATES = 75, 110
+DAMAGED_AT, MAX_UPDATES = 115, 150
 """The update before which weights are damaged, and how long a rewind is waited for."""
 DAMAGE = 10.0
 """Factor on all matrices."""

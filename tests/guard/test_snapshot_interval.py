@@ -88,10 +88,16 @@ def test_interval_follows_a_cost_that_changes_but_not_its_noise() -> None:
 
 def test_first_use_of_memory_counts_only_until_it_is_reused() -> None:
     run = PlantedRun()
-    run.train(60, 7.9e-3, allocated=True)
-    assert run.interval.updates == 40
+    run.train(75, 7.9e-3, allocated=True)
+    assert run.interval.updates == FIRST_INTERVAL, "it is touched for the first time only once"
     run.train(400, 9e-4)
     assert run.interval.updates == 5
+
+
+def test_memory_that_is_never_reused_counts() -> None:
+    run = PlantedRun()
+    run.train(300, 7.9e-3, allocated=True)
+    assert run.interval.updates == 40
 
 
 def test_cost_that_is_known_late_is_waited_for_without_blocking() -> None:

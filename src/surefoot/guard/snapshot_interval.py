@@ -22,7 +22,8 @@ LADDER = (5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 """The intervals that may be chosen: few, so that noise in the times rarely changes it, and none so long that a rewind
 loses very much, whatever a snapshot costs."""
 FIRST_INTERVAL = 10
-"""Used until two snapshots and some steps have been measured, which costs the time of two or three snapshots."""
+"""Used until two snapshots into memory that was used before have been measured: no more than a ring full of them and
+three. Touching memory for the first time takes several times as long, but happens only once."""
 INTERVAL_OF_TWO = LADDER[-1]
 """With room for two snapshots: the older of them is all that a run can be rewound to."""
 MIN_COSTS, MAX_COSTS = 2, 5
@@ -97,6 +98,8 @@ class SnapshotInterval:
         self._measuring: tuple[int, bool, list[tuple[Any, Any]]] | None = None
         """A snapshot whose cost is not known yet: its attempt, whether memory was allocated for it, and the pieces of
         time in which training waited for it."""
+        self._measured = 0
+        """Snapshots that were measured."""
         self._costs: deque[tuple[float, bool]] = deque(maxlen=MAX_COSTS)
         """Seconds that training waited for each of the last snapshots, and whether memory was allocated for it."""
         self._steps: deque[float] = deque(maxlen=MAX_STEPS)
@@ -140,12 +143,15 @@ class SnapshotInterval:
         if len(known) < len(seconds):
             return
         self._costs.append((sum(known), self._measuring[1]))
+        self._measured += 1
         self._measuring = None
         self._propose(ring_size)
 
     def _propose(self, ring_size: int) -> None:
         step = self.step_seconds
-        if len(self._costs) < MIN_COSTS or math.isnan(step):
+        reused = sum(not allocated for _, allocated in self._costs)
+        never_reused = not reused and self._measured > ring_size + MIN_COSTS
+        if (reused < MIN_COSTS and not never_reused) or math.isnan(step):
             return
         needed = math.inf if step <= 0 else self.cost_seconds / (self._share * step)
         least = shortest_interval(ring_size, self._settle_rows)
