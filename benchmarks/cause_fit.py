@@ -22,20 +22,32 @@ from benchmarks.zoo.jobs import BARE, ZooJob, scenarios_of
 from benchmarks.zoo.scenario import Scenario
 from benchmarks.zoo.scoreboard.scores import SYSTEM_CAUSES
 from surefoot.judge import judge as judge_module
+from surefoot.judge.case_facts import CaseFacts
 from surefoot.judge.incident import Incident
 from surefoot.judge.judge import Judge
-from surefoot.judge.rank_causes import CLUES, holding_clues
+from surefoot.judge.rank_causes import CLUES, CLUES_BY_FINDING, TYPED_CLUES, clue_names
 from surefoot.records import Cause, Diagnosis, StepMetrics
 
 SHARPNESS = 4.0
 """How far apart two log odds must be for one cause to lead clearly: a quarter."""
 PENALTIES = (0.01, 0.03, 0.1, 0.3)
-"""Weights of the squared distance from the table in use; cross-validation chooses."""
+"""Weights of the squared distance from the typed confidences; cross-validation chooses."""
+TYPED = tuple(clue.confidence for clue in TYPED_CLUES)
 FOLDS = 5
 STEPS, STEP_SIZE = 400, 0.5
 """Of the descent."""
 MAX_LOG_ODDS = 4.0
 """No clue alone is surer than 98 %."""
+HEADER = '''"""How sure each clue makes its cause: written by `surefoot bench causes --out`, fitted to recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CONFIDENCES: Mapping[str, float] = {'''
+FOOTER = '''}
+"""By cause and place in the table of `rank_causes`."""
+'''
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +81,32 @@ class Comparison:
     penalty: float
 
     def as_data(self) -> dict[str, Any]:
-        tables = {"in_use": confidences_in_use(), "fitted": self.fitted}
+        tables = {"typed": TYPED, "in_use": confidences_in_use(), "fitted": self.fitted}
         right = {
             split.value: {"runs": part.runs, "cases": len(part.cases)}
-            | {name: part.right(table) for name, table in tables.items()}
+            | {name: part.right(held) for name, held in tables.items()}
             for split, part in self.parts.items()
         }
         return {"right": right, "penalty": self.penalty, "confidences": named(self.fitted)}
 
     @property
     def better(self) -> bool:
-        """Whether the fit names more causes on the part that it was not fitted to."""
+        """Whether the fit names more causes than the typed table on the part that it was not fitted to."""
         held_out = self.parts[Split.REPORT]
-        return held_out.right(self.fitted) > held_out.right(confidences_in_use())
+        return held_out.right(self.fitted) > held_out.right(TYPED)
 
     def as_text(self) -> str:
         lines = [
-            "| part | runs | a cause named | right: table in use | right: fit |",
-            "|---|---|---|---|---|",
+            "| part | runs | a cause named | right: typed | right: in use | right: fit |",
+            "|---|---|---|---|---|---|",
         ]
         for split, part in self.parts.items():
-            now, fit = (part.right(table) for table in (confidences_in_use(), self.fitted))
+            typed, now, fitted = (part.right(held) for held in (TYPED, confidences_in_use(), self.fitted))
             label = "fitted to" if split is Split.TUNING else "held out"
-            lines.append(f"| {split.value} ({label}) | {part.runs} | {len(part.cases)} | {now} | {fit} |")
+            lines.append(f"| {split.value} ({label}) | {part.runs} | {len(part.cases)} | {typed} | {now} | {fitted} |")
         for name, before, after in self._changed():
             lines.append(f"{name}: {before:.2f} -> {after:.2f}")
-        verdict = "The fit is better." if self.better else "The fit is no better: keep the table in use."
+        verdict = "The fit is better." if self.better else "The fit is no better: keep what is typed."
         return "\n".join([*lines, verdict])
 
     def _changed(self) -> Iterator[tuple[str, float, float]]:
@@ -107,13 +119,14 @@ def confidences_in_use() -> list[float]:
 
 
 def named(confidences: Sequence[float]) -> dict[str, float]:
-    """The confidences by cause and position: `labels.2` is the second clue for it."""
-    count: dict[Cause, int] = {}
-    names: dict[str, float] = {}
-    for clue, confidence in zip(CLUES, confidences, strict=True):
-        count[clue.cause] = count.get(clue.cause, 0) + 1
-        names[f"{clue.cause.value}.{count[clue.cause]}"] = confidence
-    return names
+    """The confidences by the names of the clues."""
+    return dict(zip(clue_names(TYPED_CLUES), confidences, strict=True))
+
+
+def table(confidences: Sequence[float]) -> str:
+    """The source of `judge/cause_confidences.py`."""
+    lines = [f'    "{name}": {confidence},' for name, confidence in named(confidences).items()]
+    return "\n".join([HEADER, *lines, FOOTER])
 
 
 # -- cases
@@ -147,8 +160,7 @@ def _diagnosed(run_dir: Path) -> Iterator[tuple[int, list[Cause], tuple[int, ...
 
     def observe(row: StepMetrics, incident: Incident, *, has_good_state: bool) -> list[Diagnosis]:
         diagnoses = diagnose(row, incident, has_good_state=has_good_state)
-        positions = tuple(CLUES.index(clue) for clue in holding_clues(incident))
-        seen.append((row.attempt, [diagnosis.cause for diagnosis in diagnoses], positions))
+        seen.append((row.attempt, [diagnosis.cause for diagnosis in diagnoses], tuple(holding_clues(incident))))
         return diagnoses
 
     for attach in read_attaches(run_dir)[0]:
@@ -166,6 +178,16 @@ def _diagnosed(run_dir: Path) -> Iterator[tuple[int, list[Cause], tuple[int, ...
                 seen.clear()
 
 
+def holding_clues(incident: Incident) -> Iterator[int]:
+    """Every clue that holds, by its place in the table and in the order of evaluation."""
+    case, start = CaseFacts(incident), 0
+    for kinds, clues in CLUES_BY_FINDING:
+        for finding in incident.found(*kinds) if kinds else (case.NO_FINDING,):
+            case.finding = finding
+            yield from (start + place for place, clue in enumerate(clues) if clue.when(case))
+        start += len(clues)
+
+
 # -- the fit
 
 
@@ -180,9 +202,9 @@ def leading_cause(case: Case, confidences: Sequence[float]) -> Cause:
 
 
 def fit(cases: Sequence[Case], penalty: float) -> list[float]:
-    """Confidences under which the right cause leads most clearly, close to those in use: a penalised multinomial
+    """Confidences under which the right cause leads most clearly, close to the typed ones: a penalised multinomial
     regression on the surest clue of each cause."""
-    start = [_log_odds(confidence) for confidence in confidences_in_use()]
+    start = [_log_odds(clue.confidence) for clue in TYPED_CLUES]
     odds = list(start)
     for _ in range(STEPS):
         slope = [penalty * (now - before) for now, before in zip(odds, start, strict=True)]
@@ -244,9 +266,9 @@ def compare(chosen: dict[Split, list[Scenario]], folder: Path) -> Comparison:
 def main(
     folder: Path, *, every: int, workers: int, out: Path | None, as_json: bool, progress: Callable[[str], None]
 ) -> str:
-    """Record, fit and compare; `out` receives the fitted confidences."""
+    """Record, fit and compare; `out` receives the fitted table."""
     comparison = compare(record(folder, every, workers, progress), folder)
     data = comparison.as_data()
     if out is not None:
-        out.write_text(json.dumps(data["confidences"], indent=1, sort_keys=True) + "\n")
+        out.write_text(table(comparison.fitted), encoding="utf-8")
     return json.dumps(data, indent=1, sort_keys=True) if as_json else comparison.as_text()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cause_fit import Case, case_of, confidences_in_use, fit, leading_cause, named
+from benchmarks.cause_fit import TYPED, Case, case_of, confidences_in_use, fit, leading_cause, named, table
 from benchmarks.zoo.jobs import all_scenarios
+from surefoot.judge import cause_confidences
 from surefoot.judge.rank_causes import CLUES
 from surefoot.records import Cause
 
@@ -15,7 +16,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def position(cause: Cause, number: int = 1) -> int:
-    return list(named(confidences_in_use())).index(f"{cause.value}.{number}")
+    return list(named(TYPED)).index(f"{cause.value}.{number}")
 
 
 DRIFT, LABELS, DAMAGED = position(Cause.DRIFT), position(Cause.LABELS), position(Cause.WEIGHTS_DAMAGED)
@@ -26,23 +27,21 @@ def mistaken(right: Cause) -> list[Case]:
 
 
 def test_the_fit_learns_from_mistakes_and_moves_nothing_else() -> None:
-    in_use = confidences_in_use()
-    assert in_use[DRIFT] > in_use[LABELS]
+    assert TYPED[DRIFT] > TYPED[LABELS]
     cases = mistaken(Cause.LABELS)
     fitted = fit(cases, 0.01)
-    assert leading_cause(cases[0], in_use) is Cause.DRIFT
+    assert leading_cause(cases[0], TYPED) is Cause.DRIFT
     assert leading_cause(cases[0], fitted) is Cause.LABELS
-    assert fitted[DAMAGED] == pytest.approx(in_use[DAMAGED], abs=1e-3)
+    assert fitted[DAMAGED] == pytest.approx(TYPED[DAMAGED], abs=1e-3)
     assert fit(cases, 0.01) == fitted, "the same cases give the same table"
 
 
-def test_a_strong_penalty_keeps_the_table_in_use() -> None:
-    assert fit(mistaken(Cause.LABELS), 1.9) != confidences_in_use()
+def test_a_strong_penalty_stays_closer_to_what_is_typed() -> None:
     assert fit(mistaken(Cause.LABELS), 1.9)[DRIFT] > fit(mistaken(Cause.LABELS), 0.01)[DRIFT]
 
 
 def test_a_cause_that_no_clue_speaks_for_teaches_nothing() -> None:
-    assert fit(mistaken(Cause.MOMENTUM), 0.01) == pytest.approx(confidences_in_use(), abs=1e-3)
+    assert fit(mistaken(Cause.MOMENTUM), 0.01) == pytest.approx(list(TYPED), abs=1e-3)
 
 
 def test_a_case_is_read_from_a_recorded_run() -> None:
@@ -52,6 +51,13 @@ def test_a_case_is_read_from_a_recorded_run() -> None:
     assert case.right == {Cause.LEARNING_RATE, *all_scenarios()[name].also_causes}
     assert leading_cause(case, confidences_in_use()) in case.right
     assert all(CLUES[clue].cause for clue in case.clues)
+
+
+def test_the_table_in_the_package_is_one_that_the_fit_writes() -> None:
+    """A new clue needs a new fit, or a line in that file."""
+    assert list(cause_confidences.CONFIDENCES) == list(named(TYPED))
+    assert table(confidences_in_use()) == Path(cause_confidences.__file__).read_text()
+    assert max(confidences_in_use()) < 1.0
 
 
 def test_a_healthy_run_is_no_case() -> None:

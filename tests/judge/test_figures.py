@@ -16,7 +16,7 @@ HOMES = [Path(module.__file__) for module in (policy, thresholds)]
 PACKAGE = HOMES[0].parent
 OTHERS = sorted(path for path in PACKAGE.rglob("*.py") if path not in HOMES)
 SETTABLE = 30
-DATA = ("remedies.py", "rank_causes.py")
+DATA = ("remedies.py", "rank_causes.py", "cause_confidences.py")
 SCALE = {name for name in vars(thresholds) if name.isupper()}
 
 

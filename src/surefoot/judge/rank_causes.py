@@ -1,18 +1,20 @@
 """What speaks for each cause, and how much: one table, and one function that evaluates it.
 
 A confidence is how sure a clue alone makes its cause; of several clues for one cause the surest counts. Clues with the
-surest evidence come first: of equally likely causes the one that was named first leads.
+surest evidence come first: of equally likely causes the one that was named first leads. The confidences are fitted to
+recorded runs by `surefoot bench causes`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count, groupby
 from typing import Any
 
 from surefoot.judge.case_facts import CaseFacts, Nonfinite
+from surefoot.judge.cause_confidences import CONFIDENCES
 from surefoot.judge.evidence import (
     ClippingEvidence,
     EarlyEvidence,
@@ -54,6 +56,12 @@ class Clue:
     """It is looked for in each finding of these detectors, else in the case as a whole."""
 
 
+def clue_names(clues: Iterable[Clue]) -> Iterator[str]:
+    """By cause and place: `labels.2` is the second clue for labels."""
+    places = {cause: count(1) for cause in Cause}
+    yield from (f"{clue.cause.value}.{next(places[clue.cause])}" for clue in clues)
+
+
 def rank_causes(incident: Incident) -> list[RankedCause]:
     """Every cause that the incident points to, the most confident first; never empty."""
     case = CaseFacts(incident)
@@ -67,17 +75,6 @@ def rank_causes(incident: Incident) -> list[RankedCause]:
                     best[clue.cause] = (clue.cause, clue.confidence, clue.reason.format(case=case))
     ranked = sorted(best.values(), key=lambda ranked_cause: -ranked_cause[1])
     return ranked or [(Cause.UNKNOWN, 0.1, "nothing in the numbers shows why")]
-
-
-def holding_clues(incident: Incident) -> list[Clue]:
-    """Every clue that holds, in the order of evaluation."""
-    case = CaseFacts(incident)
-    holding: list[Clue] = []
-    for kinds, clues in CLUES_BY_FINDING:
-        for finding in incident.found(*kinds) if kinds else (case.NO_FINDING,):
-            case.finding = finding
-            holding += [clue for clue in clues if clue.when(case)]
-    return holding
 
 
 def _found(
@@ -109,7 +106,7 @@ MULTIPLIED = "loss and all gradients were multiplied by {case.first.loss_factor:
 SAMPLES = "batch norm gets {case.last.row.samples:.0f} samples per batch, where it got {case.usual_samples:.0f}"
 EXCESS = "an update was {case.incident.update_excess:.3g} times larger than usual, at the same learning rate"
 
-CLUES: tuple[Clue, ...] = (
+TYPED_CLUES: tuple[Clue, ...] = (
     _found(Kind.MEMORY_GROWTH, Cause.MEMORY_LEAK, 0.9, reason="memory grows steadily"),
     _found(TimeEvidence, Cause.DATA_STARVATION, 0.9, lambda held: held.data, "steps wait for their data"),
     # -- hyperparameters
@@ -395,6 +392,11 @@ CLUES: tuple[Clue, ...] = (
     ),
     Clue(Cause.DRIFT, 0.3, "the data may have drifted", lambda c: c.found(Kind.LOSS_LEVEL)),
 )
-"""Everything that speaks for a cause."""
+"""Everything that speaks for a cause, with the confidences that the fit starts from."""
+CLUES = tuple(
+    replace(clue, confidence=CONFIDENCES.get(name, clue.confidence))
+    for clue, name in zip(TYPED_CLUES, clue_names(TYPED_CLUES), strict=True)
+)
+"""The same with the fitted confidences."""
 CLUES_BY_FINDING = tuple((kinds, tuple(clues)) for kinds, clues in groupby(CLUES, key=lambda clue: clue.each))
 """Neighbouring clues in the same findings are looked at together, finding by finding."""

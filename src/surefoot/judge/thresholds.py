@@ -71,7 +71,8 @@ class Thresholds:
     """
 
     false_alarms: float = 0.75
-    """How often, in 100,000 healthy steps, scatter alone may take the level of the losses beyond its bounds."""
+    """How often, in 100,000 healthy steps, scatter alone may take the level of the losses beyond its bounds. A target:
+    losses that scatter normally stay below it, those with exponential tails exceed it some twenty times."""
     baseline_rows: int = BASELINE_ROWS
     """Accepted values that form a baseline; a quarter of them is needed before anything is compared with it."""
     norm_jump_ratio: float = STRONG_RATIO
@@ -96,7 +97,8 @@ class Thresholds:
         if wrong:
             raise ValueError(f"Thresholds: {', '.join(wrong)} must be above 0.")
 
-    # -- from the target of false alarms; losses have heavier tails than normal noise: P(z > s) = exp(-s) / 2
+    # -- from the target of false alarms. Sigma is itself estimated from few losses, so that single losses are taken to
+    # have heavier tails than normal noise: P(z > s) = exp(-s) / 2.
 
     @cached_property
     def level_sigmas(self) -> float:
