@@ -43,7 +43,7 @@ SETTINGS: tuple[tuple[str, ...], ...] = (
 )
 """Recipes with overrides; none was used to choose a constant of the plan."""
 _STEPS = 3
-"""The first makes the optimizer's state and compiles."""
+"""The first makes the optimizer's state and compiles; the peak is that of the others."""
 NO_GPU = "bench plan: there is no GPU here to compare with; run it on one (surefoot plan itself needs none)."
 WITHIN, UNDER = 0.10, 0.05
 """The error that counts as right, and by how much a plan may be too low."""
@@ -109,7 +109,9 @@ def _train(recipe: Recipe, device: torch.device) -> None:
     optimizers = make_optimizers(model, recipe.optimizer)
     loss_function = find_factory("loss.factory", recipe.loss.factory)
     with speed.attention(recipe.speed):
-        for _ in range(_STEPS):
+        for number in range(_STEPS):
+            if number == 1:
+                torch.cuda.reset_peak_memory_stats()
             for _ in range(recipe.batch.accumulate):
                 batch = to_device(language_batch(recipe)(), device)
                 with precision.forward():

@@ -67,7 +67,7 @@ def test_one_rank_needs_no_gradients_during_forward_unless_it_accumulates() -> N
     [
         ("precision.compute=bfloat16",),
         ("precision.compute=bfloat16", "speed.checkpoint_activations=1"),
-        ("speed.checkpoint_activations=2", "model.layers=7"),
+        ("speed.checkpoint_activations=2", "model.layers=11"),
         ("optimizer.name=nadam", "model.dropout=0.1", "model.tied=false"),
         ("speed.attention=math", "precision.compute=bfloat16"),
     ],

@@ -34,13 +34,16 @@ def test_plans_seven_billion_parameters_from_options_alone() -> None:
 
 
 def test_page_fits_80_columns_and_every_number_says_where_it_comes_from() -> None:
-    result = invoke("--params", "30M", "--seq", 256, "--gpus", "2x24GB", "--tokens", "1e9")
+    result = invoke("lm-tiny", "--gpus", "2x24GB", "--tokens", "1e9")
     assert result.exit_code == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "to spare" in result.stdout.splitlines()[0]
-    plan = plan_json("--params", "30M", "--seq", 256, "--gpus", "2x24GB", "--tokens", "1e9")
-    rows = [row for section in plan.values() if isinstance(section, dict) for row in section.values()]
-    assert all(row["how"] for row in rows if isinstance(row, dict) and "how" in row)
+    plan = plan_json("lm-tiny", "--gpus", "2x24GB", "--tokens", "1e9", "data.kind=tokens", "data.path=nowhere.bin")
+    sections = [section for key, section in plan.items() if isinstance(section, dict) and key != "recipe"]
+    rows = [row for section in sections for row in section.values() if isinstance(row, dict)]
+    assert len(rows) > 40
+    assert all(row["how"] for row in rows)
+    assert "nowhere.bin" in plan["steps"]["remarks"][0]
 
 
 def test_says_what_would_help_when_it_does_not_fit() -> None:

@@ -87,7 +87,7 @@ def make_fake_model(recipe: Recipe) -> FakeModel:
 def run_fake_step(
     recipe: Recipe, make_batch: Callable[[], Any], lengths: tuple[int, ...] | None, starts: int, options: StepOptions
 ) -> StepMemory:
-    """Two steps of the recipe's model, its stacks shortened to `lengths`; the second is measured."""
+    """A step of the recipe's model, its stacks shortened to `lengths`, when the optimizer's state exists."""
     with fake_mode():
         fake = make_fake_model(recipe)
         for stack, length in zip(fake.stacks, lengths or [len(stack.blocks) for stack in fake.stacks], strict=True):
@@ -107,24 +107,34 @@ def _measure(fake: FakeModel, recipe: Recipe, batch: Any, starts: int, options: 
     tracker = PhaseTracker(model, labels)
     model.train()
     with tracker, LikeCuda(), attention(recipe.speed):
-        for number in range(2):
-            tracker.recording = number == 1
-            if number:
-                memory.states = tracker.current()
-            tracker.begin("forward", "start")
-            with precision.forward():
-                loss = mean_loss(loss_function, model, batch)
-            tracker.begin("backward", "head")
-            loss.backward()
-            del loss
-            tracker.begin("optimizer")
-            for optimizer in optimizers:
-                optimizer.step()
-            tracker.recording = False
-            for optimizer in optimizers:
-                optimizer.zero_grad(set_to_none=not options.keep_gradients)
+        _make_optimizer_state(model, optimizers, tracker, keep_gradients=options.keep_gradients)
+        memory.states = tracker.current()
+        tracker.recording = True
+        tracker.begin("forward", "start")
+        with precision.forward():
+            loss = mean_loss(loss_function, model, batch)
+        tracker.begin("backward", "head")
+        loss.backward()
+        del loss
+        tracker.begin("optimizer")
+        for optimizer in optimizers:
+            optimizer.step()
+        tracker.recording = False
     memory.peaks, memory.kept, memory.kept_by_attention = tracker.peaks, tracker.kept, tracker.kept_by_attention
     return memory
+
+
+def _make_optimizer_state(
+    model: nn.Module, optimizers: list[Any], tracker: PhaseTracker, *, keep_gradients: bool
+) -> None:
+    """A step with gradients of zero, after which only what lasts is allocated."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+    tracker.track_gradients(model)
+    for optimizer in optimizers:
+        optimizer.step()
+    if not keep_gradients:
+        model.zero_grad()
 
 
 def _prepare(model: nn.Module, recipe: Recipe, options: StepOptions) -> Precision:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+import torch
+
 from surefoot.plan.plan_error import PlanError
 
 _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
@@ -104,15 +106,31 @@ def parse_gpus(text: str) -> Cluster:
     return Cluster(number, gpu, assumed)
 
 
+def local_gpu() -> Cluster | None:
+    """The GPU of this machine that a run on one GPU would use, if there is one."""
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    words = properties.name.upper().replace(" ", "")
+    name = next((name for name in (*GPUS, *_ALIASES) if name.upper() in words), None)
+    memory = float(properties.total_memory)
+    if name is None:
+        return Cluster(1, _by_memory(memory), assumed=True)
+    return Cluster(1, replace(GPUS[_ALIASES.get(name, name)], memory=memory))
+
+
+def _by_memory(memory: float) -> Gpu:
+    name = next((name for name in _BY_MEMORY if GPUS[name].memory >= 0.95 * memory), _BY_MEMORY[-1])
+    return replace(GPUS[name], memory=memory)
+
+
 def _find_gpu(text: str, kind: str) -> tuple[Gpu, bool]:
     wanted = kind.upper().replace(" ", "").replace("GIB", "GB")
     names = {name.upper(): name for name in (*GPUS, *_ALIASES)}
     if name := names.get(wanted):
         return GPUS[_ALIASES.get(name, name)], False
     if re.fullmatch(rf"({_NUMBER})\s*[KMGT]i?B", kind, re.IGNORECASE):
-        memory = parse_bytes("--gpus", kind)
-        name = next((name for name in _BY_MEMORY if GPUS[name].memory >= 0.95 * memory), "B200")
-        return replace(GPUS[name], memory=memory), True
+        return _by_memory(parse_bytes("--gpus", kind)), True
     raise PlanError(
         f"--gpus {text}: {kind} is neither a memory size, such as 80GB, nor one of {', '.join(GPUS)}. "
         f"Write a number of GPUs and their memory or name, {GPUS_EXAMPLE}"

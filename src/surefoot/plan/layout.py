@@ -11,6 +11,7 @@ from surefoot.plan.memory_plan import MemoryPlanner, MemorySplit
 from surefoot.plan.model_facts import ModelFacts
 from surefoot.plan.page import Section, format_bytes, format_hours
 from surefoot.plan.plan_recipe import replaced
+from surefoot.plan.sharded_memory import low_width
 from surefoot.train.recipe import Recipe
 
 STRATEGIES = ("data", "zero1", "zero2", "zero3")
@@ -47,7 +48,7 @@ class Speed:
 def exchange(recipe: Recipe, facts: ModelFacts, speed: Speed) -> Exchange:
     """What a ring sends: (N - 1) / N of each tensor for a gather, a scatter or a broadcast, twice that for a sum."""
     cluster, strategy = speed.cluster, recipe.parallel.strategy
-    width = 2 if recipe.precision.compute in ("bfloat16", "float16") else 4
+    width = low_width(recipe)
     full, low, passes = 4.0 * facts.parameters, float(width * facts.parameters), recipe.batch.accumulate
     gather = f"all-gather of {width} bytes a weight x"
     sent, how = {
@@ -99,6 +100,9 @@ def _largest_batch(
     """With the largest power of two of samples per forward pass that fits, and the accumulation it needs."""
     size = recipe.batch.size if "batch.size" in fixed else _largest_size(recipe.data.context, per_rank)
     while size >= 1:
+        if per_rank % size and "batch.size" not in fixed:
+            size //= 2
+            continue
         accumulate = recipe.batch.accumulate if "batch.accumulate" in fixed else max(1, round(per_rank / size))
         variant = replaced(recipe, batch_size=size, batch_accumulate=accumulate)
         if planner.plan(variant, cluster.gpus).total <= cluster.gpu.memory:
@@ -112,6 +116,22 @@ def _largest_batch(
 def _largest_size(context: int, per_rank: int) -> int:
     limit = max(1, min(per_rank, _TOKENS_PER_PASS // context))
     return 1 << (limit.bit_length() - 1)
+
+
+def proposed_lines(recipe: Recipe, planner: MemoryPlanner, speed: Speed) -> list[str]:
+    """What makes the recipe fit, or faster, with the same effective batch; empty if it is as good as can be."""
+    now = exchange(recipe, planner.facts, speed).update_seconds
+    fits = planner.plan(recipe, speed.cluster.gpus).total <= speed.cluster.gpu.memory
+    chosen = choose_layout(recipe, planner, speed, frozenset(), recipe.batch.size * recipe.batch.accumulate)
+    if chosen is None or (fits and exchange(chosen, planner.facts, speed).update_seconds > 0.98 * now):
+        return []
+    keys = ("parallel.strategy", "speed.checkpoint_activations", "batch.size", "batch.accumulate")
+    return [f"{key}={_value(chosen, key)}" for key in keys if _value(chosen, key) != _value(recipe, key)]
+
+
+def _value(recipe: Recipe, key: str) -> object:
+    section, _, name = key.partition(".")
+    return getattr(getattr(recipe, section), name)
 
 
 def layout_section(recipe: Recipe, facts: ModelFacts, sent: Exchange, memory: MemorySplit, cluster: Cluster) -> Section:
@@ -144,8 +164,9 @@ def layout_section(recipe: Recipe, facts: ModelFacts, sent: Exchange, memory: Me
 
 def min_gpus(recipe: Recipe, facts: ModelFacts, memory: MemorySplit, cluster: Cluster) -> int:
     """GPUs over which zero3 would spread the state so that the rest fits; 0 if none suffice."""
-    gathered = 2 * (facts.root + 3 * facts.largest_block)
-    rest = memory.activations + memory.temporary + memory.fragmentation + memory.context + 2 * gathered
+    gathered = low_width(recipe) * (facts.root + 2 * facts.largest_block)
+    reduced = (low_width(recipe) + 4) * (facts.root + facts.largest_block)
+    rest = memory.activations + memory.temporary + memory.fragmentation + memory.context + gathered + reduced
     state = 8 * facts.parameters + memory.optimizer * (cluster.gpus if recipe.parallel.strategy != "data" else 1)
     room = cluster.gpu.memory - rest
     return -(-state // int(room)) if room > 0 else 0

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from surefoot.data.corpus import TrainingData
+from surefoot.data.data_error import DataError
 from surefoot.plan.checkpoint_interval import HOURS_BETWEEN_FAILURES, checkpoint_interval, interval_section
 from surefoot.plan.compute_cost import cost_section, run_cost
 from surefoot.plan.fast_path import fast_path, path_section
 from surefoot.plan.flops import flops_of
-from surefoot.plan.hardware import Cluster
-from surefoot.plan.layout import MFU, Speed, choose_layout, exchange, layout_section
+from surefoot.plan.hardware import Cluster, local_gpu
+from surefoot.plan.layout import MFU, Speed, choose_layout, exchange, layout_section, proposed_lines
 from surefoot.plan.measured import CheckMeasured, calibrate, clip_section, read_check
 from surefoot.plan.memory_pages import changes, changes_section, memory_section, verdict
 from surefoot.plan.memory_plan import MemoryPlanner, MemorySplit
@@ -23,8 +25,8 @@ from surefoot.plan.page import Section, format_bytes, format_count
 from surefoot.plan.plan_error import PlanError
 from surefoot.plan.plan_recipe import recipe_from_file, recipe_from_options, replaced, usual_settings
 from surefoot.plan.settings_advice import settings_section
-from surefoot.plan.steps import StepCounts, count_steps, open_recipe_data, steps_section
-from surefoot.plan.text_lengths import lengths_section, measure_lengths
+from surefoot.plan.steps import StepCounts, count_steps, epoch_of, open_recipe_data, steps_section
+from surefoot.plan.text_lengths import TextLengths, lengths_section, measure_lengths
 from surefoot.train.recipe import Recipe
 
 
@@ -37,7 +39,7 @@ class PlanRequest:
     parameters: float | None = None
     seq: int | None = None
     cluster: Cluster | None = None
-    """None plans one GPU, or the CPU, and says nothing about time."""
+    """None takes the GPU of this machine; without one, or for the CPU, nothing is said about time."""
     tokens: float | None = None
     """Tokens to train on."""
     stage: str = "pretrain"
@@ -69,15 +71,26 @@ class Plan:
         return data | {"verdict": self.verdict} | {section.key: section.as_json() for section in self.sections}
 
 
+@dataclass(slots=True)
+class KnownData:
+    """What could be read of the recipe's data, and why nothing could."""
+
+    data: TrainingData | None = None
+    lengths: TextLengths | None = None
+    problem: str = ""
+
+
 def make_plan(request: PlanRequest) -> Plan:
     """Plan a run; PlanError, RecipeError and DataError say what was wrong with the request."""
     recipe = _recipe(request)
+    if request.cluster is None and recipe.device != "cpu":
+        request = replace(request, cluster=local_gpu())
     check = read_check(request.check) if request.check else None
     facts = model_facts(recipe)
-    data = batch = None
-    if request.source is not None:
-        data = open_recipe_data(recipe, request.ranks)
-        batch = next(iter(data.train_loader)) if recipe.data.kind == "own" else None
+    known = _known_data(recipe, request) if request.source is not None else KnownData()
+    batch = None
+    if known.data is not None and recipe.data.kind == "own":
+        batch = next(iter(known.data.train_loader))
     on_gpu = request.cluster is not None or recipe.device != "cpu"
     planner = MemoryPlanner(facts, batch=batch, batch_size=recipe.batch.size, on_gpu=on_gpu)
     speed = _speed(recipe, planner, request)
@@ -86,10 +99,13 @@ def make_plan(request: PlanRequest) -> Plan:
     if check is not None and (calibration := calibrate(check, planner.plan(recipe, request.ranks))) is not None:
         planner.calibration = calibration
     plan = Plan(recipe, None, "")
-    counts = count_steps(recipe, request.ranks, data, request.tokens)
+    epoch = epoch_of(recipe, request.ranks, known.data, known.lengths)
+    counts = count_steps(recipe, request.ranks, epoch, request.tokens)
     plan.sections = [_model_section(recipe, facts), steps_section(counts, recipe, request.ranks)]
-    if request.source is not None and (lengths := measure_lengths(recipe)) is not None:
-        plan.sections.append(lengths_section(lengths, recipe))
+    if known.problem:
+        plan.sections[-1].remarks.append(f"The data was not opened: {known.problem}")
+    if known.lengths is not None:
+        plan.sections.append(lengths_section(known.lengths, recipe))
     memory = _add_memory(plan, planner, request)
     plan.sections.append(settings_section(recipe, facts, request.cluster, counts.effective_batch, request.stage))
     if speed is not None:
@@ -140,9 +156,13 @@ def _add_time(
         disk=request.disk,
         hours_between_failures=request.hours_between_failures,
     )
+    layout = layout_section(recipe, planner.facts, sent, memory, cluster)
+    if request.source is not None and (lines := proposed_lines(recipe, planner, speed)):
+        layout.remarks.append("A layout that fits, or is faster, with the same effective batch:")
+        layout.lines = [" ".join(lines)]
     plan.sections += [
         _hardware_section(recipe, cluster, request.mfu),
-        layout_section(recipe, planner.facts, sent, memory, cluster),
+        layout,
         cost_section(cost, speed.flops, counts, cluster, request.price),
         interval_section(interval, recipe, cost.update_seconds, request.hours_between_failures, request.disk),
     ]
@@ -159,6 +179,20 @@ def _recipe(request: PlanRequest) -> Recipe:
     if request.parameters is None:
         raise PlanError("name a recipe, as in surefoot plan lm-124m, or give --params, such as --params 7e9 --seq 4096")
     return recipe_from_options(request.parameters, request.seq or 2048, overrides)
+
+
+def _known_data(recipe: Recipe, request: PlanRequest) -> KnownData:
+    """Open what is quick to open; data that is not here is no obstacle where --tokens says how much there is."""
+    known = KnownData()
+    try:
+        known.lengths = measure_lengths(recipe)
+        if known.lengths is None or known.lengths.is_quick:
+            known.data = open_recipe_data(recipe, request.ranks)
+    except DataError as error:
+        if request.tokens is None or recipe.data.kind == "own":
+            raise
+        known.problem = str(error)
+    return known
 
 
 def _speed(recipe: Recipe, planner: MemoryPlanner, request: PlanRequest) -> Speed | None:

@@ -129,8 +129,8 @@ def _hows(
     measured = f"measured with MemTracker on {memory.measured_blocks} blocks"
     copies = f"{recipe.precision.compute}, made by autocast, measured"
     if sharded:
-        what = "all blocks and a buffer of one" if strategy == "zero2" else "3 blocks"
-        copies = f"{recipe.precision.compute}, gathered: what is outside the blocks and {what}"
+        what = "all blocks and a buffer of one" if strategy == "zero2" else "two of them"
+        copies = f"{recipe.precision.compute}, gathered: what lies outside the blocks, and {what}"
     return [
         ("weights", "weights", f"4 bytes x {count}{by_weights}"),
         ("copies", "weight copies", copies),

@@ -11,6 +11,7 @@ from surefoot.plan.fake_step import StepMemory, StepOptions, fake_copy, language
 from surefoot.plan.model_facts import ModelFacts
 from surefoot.plan.phase_tracker import Bytes, Phase
 from surefoot.plan.plan_recipe import replaced
+from surefoot.plan.sharded_memory import sharded_phases
 from surefoot.train.recipe import Recipe
 
 FRAGMENTATION = 0.05
@@ -103,39 +104,18 @@ class MemoryPlanner:
         """The split of one GPU of `ranks`, with the recipe's own strategy."""
         strategy = recipe.parallel.strategy if ranks > 1 else "single"
         if strategy in ("zero2", "zero3"):
-            return self._sharded(recipe, ranks, strategy)
+            return self._sharded(recipe, ranks)
         keep = recipe.batch.accumulate > 1 or strategy != "single"
         measured = self._measure(recipe, StepOptions(keep_gradients=keep))
         shards = ranks if strategy == "zero1" else 1
         split = {phase: _replicated(peak, measured.step.states, shards) for phase, peak in measured.step.peaks.items()}
         return self._split(split, measured, ranks)
 
-    def _sharded(self, recipe: Recipe, ranks: int, strategy: str) -> MemorySplit:
-        """FSDP: shards in float32, and what is gathered in the type that is computed in."""
+    def _sharded(self, recipe: Recipe, ranks: int) -> MemorySplit:
+        """FSDP: the activations are measured with weights in the type that is computed in, the rest is arithmetic."""
         states = self._optimizer_step(recipe)
-        transients = states.peaks[("optimizer",)]["optimizer"] - states.states["optimizer"]
         measured = self._measure(recipe, StepOptions(low_precision_weights=True))
-        width = 2 if recipe.precision.compute in ("bfloat16", "float16") else 4
-        facts = self.facts
-        block, root = (facts.largest_block, facts.root) if facts.blocks else (facts.parameters, 0)
-        gathered = width * (facts.parameters + block if strategy == "zero2" else root + 3 * block)
-        reduced = width * (root + block) + 4 * max(2 * block, root + block)
-        keeps_all = recipe.batch.accumulate > 1
-        gradients = 4 * facts.trained // (1 if keeps_all else ranks)
-        split: dict[Phase, dict[str, int]] = {}
-        for phase, peak in measured.step.peaks.items():
-            in_optimizer, in_backward = phase[0] == "optimizer", phase[0] == "backward"
-            split[phase] = {
-                "weights": 4 * facts.parameters // ranks + peak["buffers"],
-                "copies": 0 if in_optimizer else gathered,
-                "gradients": 4 * facts.trained // ranks if in_optimizer else gradients * (in_backward or keeps_all),
-                "optimizer": states.states["optimizer"] // ranks,
-                "optimizer_transients": transients // ranks if in_optimizer else 0,
-                "activations": peak["activations"],
-                "temporary": peak["temporary"],
-                "communication": reduced if in_backward else 0,
-            }
-        return self._split(split, measured, ranks)
+        return self._split(sharded_phases(self.facts, recipe, ranks, measured.step, states), measured, ranks)
 
     def _split(self, phases: dict[Phase, dict[str, int]], measured: ModelMemory, ranks: int) -> MemorySplit:
         calibration = self.calibration
@@ -184,7 +164,9 @@ class MemoryPlanner:
 
     def _measure(self, recipe: Recipe, options: StepOptions) -> ModelMemory:
         optimizer = "" if options.low_precision_weights else recipe.optimizer
-        key = repr((recipe.batch.size, recipe.data.context, recipe.precision, recipe.speed, optimizer, options))
+        compute = "float32" if recipe.precision.compute == "tf32" else recipe.precision.compute
+        speed = (recipe.speed.checkpoint_activations, recipe.speed.attention)
+        key = repr((recipe.batch.size, compute, recipe.precision.keep_float32, speed, optimizer, options))
         if key not in self._measured:
             self._measured[key] = measure_model(
                 recipe, self.make_batch(recipe), self.facts.stack_blocks, self.facts.stack_names, options

@@ -64,6 +64,10 @@ class PhaseTracker(MemTracker):
                 counts[name] += by_kind.get(kind, 0)
         return counts
 
+    def track_gradients(self, model: nn.Module) -> None:
+        """Count the gradients that were assigned to the model's weights as such."""
+        self._track_module_params_and_buffers(model, install_grad_hooks=False)
+
     def begin(self, *phase: str) -> None:
         """Start a phase; its peak begins at what is allocated now."""
         self._phase = phase

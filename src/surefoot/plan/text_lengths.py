@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from surefoot.data.source_files import find_files
 from surefoot.data.stdlib_corpus import library_files
-from surefoot.data.tokenizers import Tokenizer, make_tokenizer
+from surefoot.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
 from surefoot.plan.page import Section
 from surefoot.train.recipe import Recipe
 
 _MAX_TEXTS, _MAX_CHARS = 400, 2_000_000
+_QUICK, _QUICK_BYTE_TOKENS = 16 << 20, 256 << 20
+"""Bytes of text that are tokenized in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,15 @@ class TextLengths:
     """Tokens of the median text, and what 90 % and 99 % of the texts do not exceed."""
     longer: float
     """Share of the texts that are longer than the context."""
+    bytes_read: int
+    bytes_in_all: int = 0
+    """Of all files."""
+    is_quick: bool = True
+    """Whether tokenizing all of them takes only seconds."""
+
+    @property
+    def tokens_in_all(self) -> float:
+        return self.tokens / max(self.bytes_read, 1) * self.bytes_in_all
 
 
 def measure_lengths(recipe: Recipe) -> TextLengths | None:
@@ -38,7 +49,13 @@ def measure_lengths(recipe: Recipe) -> TextLengths | None:
         return None
     files = library_files() if spec.kind == "library" else find_files("text", spec.path)
     tokenizer = make_tokenizer(spec.tokenizer)
-    return lengths_of(list(_texts(files)), tokenizer, spec.context)
+    lengths = lengths_of(list(_texts(files)), tokenizer, spec.context)
+    if lengths is None:
+        return None
+    size = sum(path.stat().st_size for path in files)
+    size = min(size, spec.limit or size)
+    limit = _QUICK_BYTE_TOKENS if isinstance(tokenizer, ByteTokenizer) else _QUICK
+    return replace(lengths, bytes_in_all=size, is_quick=size <= limit)
 
 
 def lengths_of(texts: Sequence[str], tokenizer: Tokenizer, context: int) -> TextLengths | None:
@@ -49,9 +66,8 @@ def lengths_of(texts: Sequence[str], tokenizer: Tokenizer, context: int) -> Text
     tokens = np.array([len(encoded) for encoded in tokenizer.encode_many(texts)])
     low, high, highest = (int(value) for value in np.quantile(tokens, (0.5, 0.9, 0.99)))
     characters = sum(map(len, texts))
-    return TextLengths(
-        len(texts), characters, int(tokens.sum()), (low, high, highest), float((tokens > context).mean())
-    )
+    size, longer = sum(len(text.encode(errors="replace")) for text in texts), float((tokens > context).mean())
+    return TextLengths(len(texts), characters, int(tokens.sum()), (low, high, highest), longer, size)
 
 
 def lengths_section(lengths: TextLengths, recipe: Recipe) -> Section:
