@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from surefoot.cli import app
+from surefoot.train.recipe import load
 
 
 def invoke(*arguments: object) -> Result:
@@ -65,6 +66,7 @@ def test_says_what_would_help_when_it_does_not_fit() -> None:
         (("--params", "7e9", "--seq", 4096, "model.context=2048"), "4096 tokens, but the model reads 2048"),
         (("lm-tiny", "--seq", 512), "512 tokens, but the model reads 256"),
         (("lm-tiny", "--params", "7e9"), "leave out one of the two"),
+        (("--params", "7e9", "optimizer.name=adamx"), "there is no optimizer 'adamx'"),
         ((), "--params"),
         (("no-such-recipe",), "no-such-recipe"),
         (("lm-tiny", "optimizer.lr=[1e-3, 3e-3]"), "sweeps a key"),
@@ -97,3 +99,21 @@ def test_counts_steps_of_a_recipe_as_its_loader_does(tmp_path: Path) -> None:
     assert plan["steps"]["steps_per_epoch"]["value"] == 4
     assert plan["steps"]["total_steps"]["value"] == 8
     assert plan["steps"]["effective_batch"]["value"] == 24
+
+
+def test_path_begins_in_float32_and_ends_as_a_recipe_to_paste(tmp_path: Path) -> None:
+    plan = plan_json("lm-small", "--gpus", "A100", "--tokens", "1e9", "data.kind=tokens", "data.path=nowhere.bin")
+    path = plan["path"]
+    steps = [path[key]["how"] for key in sorted(key for key in path if key.startswith("step_"))]
+    assert "precision.compute=float32" in steps[0]
+    assert [how.partition(":")[0] for how in steps[1:]] == [
+        "precision.compute=tf32",
+        "precision.compute=bfloat16",
+        "batch.size=32 batch.accumulate=8",
+        "speed.compile=true",
+    ]
+    assert path["step_0"]["value"] == path["step_1"]["value"]
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("\n".join(["model: surefoot.models:decoder", "steps: 1", *path["lines"]]))
+    recipe = load(str(mine))[0]
+    assert (recipe.precision.compute, recipe.batch.size, recipe.speed.compile) == ("bfloat16", 32, True)

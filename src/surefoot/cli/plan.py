@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from surefoot.data.data_error import DataError
 from surefoot.journal.strict_json import dumps
 from surefoot.plan.hardware import Cluster, parse_bytes, parse_count, parse_gpus
 from surefoot.plan.make_plan import PlanRequest, make_plan
-from surefoot.plan.page import page_text
+from surefoot.plan.page import WIDTH, page_text
 from surefoot.plan.plan_error import PlanError
 from surefoot.plan.settings_advice import STAGES
 from surefoot.train import exit_codes
@@ -48,7 +49,8 @@ def show(arguments: Sequence[str], options: PlanOptions) -> int:
     if options.as_json:
         typer.echo(dumps(plan.as_json()))
     else:
-        typer.echo(f"{plan.recipe.name}: {plan.verdict}\n\n{page_text(plan.sections)}")
+        verdict = textwrap.fill(f"{plan.recipe.name}: {plan.verdict}", WIDTH, break_on_hyphens=False)
+        typer.echo(f"{verdict}\n\n{page_text(plan.sections)}")
     return exit_codes.DONE
 
 

@@ -68,7 +68,7 @@ def checkpoint_interval(
 def interval_section(
     interval: CheckpointInterval, recipe: Recipe, update_seconds: float, hours: float, disk: float
 ) -> Section:
-    """L7 as rows."""
+    """The interval and what it follows from, as rows."""
     section = Section("checkpoints", "Checkpoints")
     text = format_bytes(interval.state)
     section.add("state", "size", interval.state, text, "weights and optimizer state, all GPUs together")
@@ -86,7 +86,7 @@ def interval_section(
     how = f"Daly's, at least the time to write, at most an hour: every {format_hours(interval.chosen)}"
     section.add("every", "checkpoints.every", interval.steps, f"{interval.steps:,}", how)
     how = "stall / interval + interval / 2 / time between failures"
-    section.add("lost", "time lost", interval.lost, f"{interval.lost:.2%}", how)
+    section.add("lost", "time lost", interval.lost, f"{100 * interval.lost:.2g} %", how)
     section.lines = [
         f"checkpoints.every={interval.steps} checkpoints.seconds={max(1, round(interval.chosen))}",
     ]

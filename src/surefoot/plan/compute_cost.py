@@ -49,7 +49,9 @@ def cost_section(cost: RunCost, flops: Flops, counts: StepCounts, cluster: Clust
     how = "total steps x time of an update, without evaluation and failures"
     section.add("seconds", "time of the run", cost.seconds, format_hours(cost.seconds), how)
     how = f"time of the run x {cluster.gpus} GPUs"
-    section.add("gpu_hours", "GPU-hours", cost.gpu_hours, f"{cost.gpu_hours:,.0f}", how)
+    section.add(
+        "gpu_hours", "GPU-hours", cost.gpu_hours, f"{cost.gpu_hours:,.{0 if cost.gpu_hours >= 100 else 2}f}", how
+    )
     if price is not None:
         how = f"GPU-hours x {price:g} (--price)"
         section.add("price", "cost", cost.gpu_hours * price, f"{cost.gpu_hours * price:,.0f}", how)

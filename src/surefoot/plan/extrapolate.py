@@ -8,6 +8,7 @@ from typing import Any
 
 from surefoot.plan.fake_step import StepMemory, StepOptions, run_fake_step
 from surefoot.plan.phase_tracker import Bytes, Phase
+from surefoot.plan.plan_error import PlanError
 from surefoot.train.recipe import Recipe
 
 Kept = dict[Phase, int]
@@ -52,7 +53,12 @@ def measure_model(
     def run(lengths: list[int]) -> StepMemory:
         return run_fake_step(recipe, make_batch, tuple(lengths), period, options)
 
-    base = run(short)
+    try:
+        base = run(short)
+    except PlanError:  # some models count on all their blocks
+        if short == blocks:
+            raise
+        short, base = blocks, run(blocks)
     total = StepMemory({phase: dict(peak) for phase, peak in base.peaks.items()}, dict(base.states))
     total.kept, total.kept_by_attention = dict(base.kept), dict(base.kept_by_attention)
     longest = max(short, default=0)

@@ -97,14 +97,18 @@ def run_fake_step(
 
 def _measure(fake: FakeModel, recipe: Recipe, batch: Any, starts: int, options: StepOptions) -> StepMemory:
     model = fake.model
-    precision = _prepare(model, recipe, options)
-    checkpoint_activations(model, recipe.speed.checkpoint_activations)
-    optimizers = _make_optimizers(model, recipe)
+    try:
+        precision = _prepare(model, recipe, options)
+        checkpoint_activations(model, recipe.speed.checkpoint_activations)
+        optimizers = _make_optimizers(model, recipe)
+    except ValueError as error:  # names the key of the recipe
+        raise PlanError(str(error)) from None
     loss_function = loss_function_of(recipe)
     stacks = [stack.blocks for stack in fake.stacks]
     labels = block_labels(stacks, [min(starts, len(blocks)) for blocks in stacks])
     memory = StepMemory()
-    tracker = PhaseTracker(model, labels)
+    every = recipe.speed.checkpoint_activations
+    tracker = PhaseTracker(model, labels, [block for blocks in stacks for block in (blocks[::every] if every else ())])
     model.train()
     with tracker, LikeCuda(), attention(recipe.speed):
         _make_optimizer_state(model, optimizers, tracker, keep_gradients=options.keep_gradients)

@@ -16,8 +16,9 @@ from surefoot.train.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """One change, with the memory that it leads to."""
+    """One change, with the recipe and the memory that it leads to."""
 
+    recipe: Recipe
     lines: str
     why: str
     total: int
@@ -70,7 +71,7 @@ def _changes(recipe: Recipe, facts: ModelFacts, cluster: Cluster, per_rank: int)
 
 def _add(steps: list[PathStep], recipe: Recipe, planner: MemoryPlanner, cluster: Cluster, lines: str, why: str) -> None:
     total = planner.plan(recipe, cluster.gpus).total
-    steps.append(PathStep(lines, why, total, total <= cluster.gpu.memory))
+    steps.append(PathStep(recipe, lines, why, total, total <= cluster.gpu.memory))
 
 
 def _lines(settings: dict[str, Any]) -> str:
@@ -81,8 +82,8 @@ def _lines(settings: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def path_section(steps: list[PathStep], recipe: Recipe) -> Section:
-    """L10: every step as lines to paste, with its memory."""
+def path_section(steps: list[PathStep]) -> Section:
+    """Every step as lines to paste, with its memory."""
     section = Section("path", "From the float32 baseline to the fast configuration")
     for number, step in enumerate(steps):
         fits = "" if step.fits is None else ", fits" if step.fits else ", does not fit"
@@ -91,9 +92,9 @@ def path_section(steps: list[PathStep], recipe: Recipe) -> Section:
     section.remarks.append(
         "Make one change at a time, train 100 updates with the same seed, and keep it if the loss follows the baseline."
     )
-    if steps and steps[0].fits is False:
+    if steps[0].fits is False:
         section.remarks.append("Where the baseline does not fit, make it with fewer layers (model.layers).")
-    strategy = recipe.parallel.strategy
+    recipe = steps[-1].recipe
     section.remarks.append("The fast configuration, to paste into a recipe:")
     section.lines = [
         "precision:",
@@ -102,9 +103,9 @@ def path_section(steps: list[PathStep], recipe: Recipe) -> Section:
         f"  size: {recipe.batch.size}",
         f"  accumulate: {recipe.batch.accumulate}",
         "speed:",
-        "  compile: true",
+        f"  compile: {str(recipe.speed.compile).lower()}",
         f"  checkpoint_activations: {recipe.speed.checkpoint_activations}",
         "parallel:",
-        f"  strategy: {strategy}",
+        f"  strategy: {recipe.parallel.strategy}",
     ]
     return section

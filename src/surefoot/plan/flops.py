@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from surefoot.plan.fake_step import fake_mode, loss_function_of, make_fake_model, mean_loss
 from surefoot.plan.model_facts import ModelFacts
+from surefoot.plan.plan_error import PlanError
 from surefoot.train.recipe import Recipe
 
 
@@ -39,7 +40,10 @@ def flops_of(recipe: Recipe, facts: ModelFacts, make_batch: Callable[[], Any], s
 def _count(recipe: Recipe, facts: ModelFacts, make_batch: Callable[[], Any]) -> float:
     """Of short models, from which the whole follows: every block of a stack costs the same."""
     short = [min(2, blocks) for blocks in facts.stack_blocks]
-    base = _count_lengths(recipe, make_batch, short)
+    try:
+        base = _count_lengths(recipe, make_batch, short)
+    except PlanError:  # some models count on all their blocks
+        short, base = facts.stack_blocks, _count_lengths(recipe, make_batch, facts.stack_blocks)
     total = base
     for number, blocks in enumerate(facts.stack_blocks):
         if blocks > short[number]:

@@ -17,6 +17,8 @@ from surefoot.train.recipe import Recipe
 STRATEGIES = ("data", "zero1", "zero2", "zero3")
 _TOKENS_PER_PASS = 32768
 """More tokens in one forward pass do not make matrix products faster."""
+MARGIN = 0.9
+"""The share of the memory that a layout may be planned to need, because a plan may be too low."""
 MFU = 0.4
 """Assumed share of the peak FLOP/s that training reaches."""
 
@@ -73,21 +75,22 @@ def choose_layout(
     `fixed` names the keys that the user has set; of equally fast ones the simplest is taken.
     """
     best, best_seconds = None, float("inf")
-    for variant in _variants(recipe, speed.cluster.gpus, fixed):
+    for variant in _variants(recipe, planner.facts, speed.cluster.gpus, fixed):
         if planner.floor(variant, speed.cluster.gpus) > speed.cluster.gpu.memory:
             continue
         chosen = _largest_batch(variant, planner, speed.cluster, fixed, per_rank)
         if chosen is None:
             continue
-        seconds = exchange(chosen, planner.facts, speed).update_seconds
+        samples = chosen.batch.size * chosen.batch.accumulate
+        seconds = exchange(chosen, planner.facts, speed).update_seconds / samples
         if seconds < 0.98 * best_seconds:
             best, best_seconds = chosen, seconds
     return best
 
 
-def _variants(recipe: Recipe, ranks: int, fixed: frozenset[str]) -> Iterator[Recipe]:
+def _variants(recipe: Recipe, facts: ModelFacts, ranks: int, fixed: frozenset[str]) -> Iterator[Recipe]:
     strategies = STRATEGIES if ranks > 1 and "parallel.strategy" not in fixed else (recipe.parallel.strategy,)
-    chosen = "speed.checkpoint_activations" in fixed
+    chosen = "speed.checkpoint_activations" in fixed or not facts.can_recompute
     recomputes = (recipe.speed.checkpoint_activations,) if chosen else (0, 1)
     for recompute in recomputes:
         for strategy in strategies:
@@ -105,7 +108,7 @@ def _largest_batch(
             continue
         accumulate = recipe.batch.accumulate if "batch.accumulate" in fixed else max(1, round(per_rank / size))
         variant = replaced(recipe, batch_size=size, batch_accumulate=accumulate)
-        if planner.plan(variant, cluster.gpus).total <= cluster.gpu.memory:
+        if planner.plan(variant, cluster.gpus).total <= MARGIN * cluster.gpu.memory:
             return variant
         if "batch.size" in fixed:
             return None
@@ -135,7 +138,7 @@ def _value(recipe: Recipe, key: str) -> object:
 
 
 def layout_section(recipe: Recipe, facts: ModelFacts, sent: Exchange, memory: MemorySplit, cluster: Cluster) -> Section:
-    """L5 as rows: what is exchanged, and whether it hides behind the computation."""
+    """What is exchanged, and whether it hides behind the computation, as rows."""
     strategy = recipe.parallel.strategy if cluster.gpus > 1 else "single"
     nodes = f"{cluster.gpus} GPUs in {cluster.nodes} node{'s' * (cluster.nodes > 1)}"
     section = Section("layout", f"Layout: {strategy}, {nodes if cluster.gpus > 1 else 'one GPU'}")
@@ -152,9 +155,7 @@ def layout_section(recipe: Recipe, facts: ModelFacts, sent: Exchange, memory: Me
             "Sending takes longer than computing: a larger batch per GPU, or a faster network, makes it faster."
         )
     if memory.total > cluster.gpu.memory:
-        least = min_gpus(recipe, facts, memory, cluster)
-        room = "No number of such GPUs holds it: one sample needs tensor parallelism, which recipes do not offer."
-        section.remarks.append(f"About {least} such GPUs hold it with zero3 and this batch." if least else room)
+        section.remarks.append(_way_out(recipe, facts, memory, cluster))
     section.remarks.append(
         "Rule: data where a copy fits on each GPU; else shard (zero1 to zero3) inside fast links; beyond that tensor "
         "parallelism inside a node and pipeline parallelism between nodes, which recipes do not offer."
@@ -162,11 +163,24 @@ def layout_section(recipe: Recipe, facts: ModelFacts, sent: Exchange, memory: Me
     return section
 
 
-def min_gpus(recipe: Recipe, facts: ModelFacts, memory: MemorySplit, cluster: Cluster) -> int:
+def _way_out(recipe: Recipe, facts: ModelFacts, memory: MemorySplit, cluster: Cluster) -> str:
+    """What would hold a model that does not fit."""
+    if least := min_gpus(recipe, facts, memory, cluster, keeps_all=recipe.batch.accumulate > 1):
+        return f"About {least} such GPUs hold it with zero3 and this batch."
+    if least := min_gpus(recipe, facts, memory, cluster, keeps_all=False):
+        return (
+            f"About {least} such GPUs hold it with zero3, this batch.size and batch.accumulate=1: with accumulation "
+            "each GPU keeps the whole gradients."
+        )
+    return "No number of such GPUs holds it: one sample needs tensor parallelism, which recipes do not offer."
+
+
+def min_gpus(recipe: Recipe, facts: ModelFacts, memory: MemorySplit, cluster: Cluster, *, keeps_all: bool) -> int:
     """GPUs over which zero3 would spread the state so that the rest fits; 0 if none suffice."""
     gathered = low_width(recipe) * (facts.root + 2 * facts.largest_block)
     reduced = (low_width(recipe) + 4) * (facts.root + facts.largest_block)
     rest = memory.activations + memory.temporary + memory.fragmentation + memory.context + gathered + reduced
-    state = 8 * facts.parameters + memory.optimizer * (cluster.gpus if recipe.parallel.strategy != "data" else 1)
-    room = cluster.gpu.memory - rest
-    return -(-state // int(room)) if room > 0 else 0
+    shards = 1 if recipe.parallel.strategy == "data" else cluster.gpus
+    state = 4 * facts.parameters + memory.optimizer * shards + (0 if keeps_all else 4 * facts.trained)
+    room = cluster.gpu.memory - rest - (4 * facts.trained if keeps_all else 0)
+    return -(-state // int(room)) if room >= 1 else 0

@@ -112,7 +112,7 @@ def make_plan(request: PlanRequest) -> Plan:
         _add_time(plan, planner, speed, counts, memory, check, request)
     plan.sections.append(clip_section(recipe, check))
     if request.cluster is not None:
-        plan.sections.append(path_section(fast_path(recipe, planner, request.cluster), recipe))
+        plan.sections.append(path_section(fast_path(recipe, planner, request.cluster)))
     return plan
 
 
@@ -122,8 +122,9 @@ def _add_memory(plan: Plan, planner: MemoryPlanner, request: PlanRequest) -> Mem
     found = changes(recipe, planner, ranks, memory)
     plan.fits = None if capacity is None else memory.total <= capacity
     plan.verdict = verdict(memory, capacity, found)
-    section = memory_section(memory, recipe, planner.facts, ranks, capacity)
-    if source := planner.calibration.source:
+    source = planner.calibration.source
+    section = memory_section(memory, recipe, planner.facts, ranks, capacity, source)
+    if source:
         factor = planner.calibration.within_step
         section.remarks.append(f"Calibrated: what comes and goes in a step x {factor:.3f}, by the peak in {source}.")
     else:
@@ -160,6 +161,7 @@ def _add_time(
     if request.source is not None and (lines := proposed_lines(recipe, planner, speed)):
         layout.remarks.append("A layout that fits, or is faster, with the same effective batch:")
         layout.lines = [" ".join(lines)]
+    interval = replace(interval, steps=min(interval.steps, counts.total))
     plan.sections += [
         _hardware_section(recipe, cluster, request.mfu),
         layout,
@@ -215,8 +217,12 @@ def _with_layout(recipe: Recipe, planner: MemoryPlanner, speed: Speed | None, re
         wanted = min(wanted, request.tokens)
     per_rank = 1 << max(0, round(math.log2(wanted / recipe.data.context / request.ranks)))
     fixed = frozenset(override.partition("=")[0] for override in request.overrides)
-    if speed is not None and (chosen := choose_layout(recipe, planner, speed, fixed, per_rank)) is not None:
-        return chosen
+    if speed is not None:
+        chosen = choose_layout(recipe, planner, speed, fixed, per_rank)
+        # Accumulation keeps the whole gradients on each GPU: rather a smaller batch than a run that does not fit.
+        chosen = chosen or choose_layout(recipe, planner, speed, fixed | {"batch.accumulate"}, per_rank)
+        if chosen is not None:
+            return chosen
     free: dict[str, Any] = {}
     if "batch.accumulate" not in fixed:
         free["batch_accumulate"] = max(1, round(per_rank / recipe.batch.size))

@@ -72,7 +72,7 @@ def calibrate(check: CheckMeasured, planned: MemorySplit) -> Calibration | None:
 
 
 def clip_section(recipe: Recipe, check: CheckMeasured | None) -> Section:
-    """L8: the clip threshold from measured norms, if there are any."""
+    """The clip threshold from measured norms, if there are any."""
     section = Section("clipping", "Clip threshold")
     run_dir = run_dir_of(recipe)
     if check is not None and check.clip is not None:

@@ -30,14 +30,14 @@ class Change:
 def changes(recipe: Recipe, planner: MemoryPlanner, ranks: int, now: MemorySplit) -> list[Change]:
     """What needs less memory, most saved first."""
     found = []
-    for lines, words, price, variant in _variants(recipe, ranks):
+    for lines, words, price, variant in _variants(recipe, planner.facts, ranks):
         memory = planner.plan(variant, ranks)
         if (saved := now.total - memory.total) > 0.005 * now.total:
             found.append(Change(lines, words, price, memory, saved))
     return sorted(found, key=lambda change: -change.saved)
 
 
-def _variants(recipe: Recipe, ranks: int) -> list[tuple[str, str, str, Recipe]]:
+def _variants(recipe: Recipe, facts: ModelFacts, ranks: int) -> list[tuple[str, str, str, Recipe]]:
     variants = []
     strategy, batch = recipe.parallel.strategy, recipe.batch
     order = ("data", "zero1", "zero2", "zero3")
@@ -48,9 +48,12 @@ def _variants(recipe: Recipe, ranks: int) -> list[tuple[str, str, str, Recipe]]:
     }
     for other in order[order.index(strategy) + 1 :] if ranks > 1 else ():
         variants.append((f"parallel.strategy={other}", other, prices[other], replaced(recipe, parallel_strategy=other)))
-    if recipe.speed.checkpoint_activations != 1:
+    if recipe.speed.checkpoint_activations != 1 and facts.can_recompute:
         variant = replaced(recipe, speed_checkpoint_activations=1)
         variants.append(("speed.checkpoint_activations=1", "recompute", "a third more time", variant))
+    if ranks > 1 and strategy in ("zero2", "zero3") and batch.accumulate > 1:
+        price = f"{batch.accumulate} times fewer samples per update"
+        variants.append(("batch.accumulate=1", "no accumulation", price, replaced(recipe, batch_accumulate=1)))
     if batch.size > 1:
         half, twice = batch.size // 2, -(-batch.size * batch.accumulate // (batch.size // 2))
         lines = f"batch.size={half} batch.accumulate={twice}"
@@ -76,15 +79,14 @@ def verdict(memory: MemorySplit, capacity: float | None, found: list[Change]) ->
 
 
 def memory_section(
-    memory: MemorySplit, recipe: Recipe, facts: ModelFacts, ranks: int, capacity: float | None
+    memory: MemorySplit, recipe: Recipe, facts: ModelFacts, ranks: int, capacity: float | None, source: str = ""
 ) -> Section:
-    """L2 as rows; they sum up to the total."""
+    """The parts as rows, which sum up to the total, then the peaks and the layers; `source` calibrated them."""
     strategy = recipe.parallel.strategy if ranks > 1 else "single"
     section = Section(
         "memory", f"Memory of one {'GPU' if memory.context else 'process'}, {strategy}, peak in {memory.phase}"
     )
-    rows = _hows(memory, recipe, facts, ranks, strategy)
-    for key, label, how in rows:
+    for key, label, how in _hows(memory, recipe, facts, ranks, source):
         size = getattr(memory, key)
         if size or key in ("weights", "gradients", "optimizer", "activations"):
             section.add(key, label, size, format_bytes(size), how)
@@ -97,7 +99,7 @@ def memory_section(
         section.add(key, f"peak in {name}", size, format_bytes(size), "allocated in this part of the step")
     section.add(
         "max_transients",
-        "optimizer transients",
+        "transients, at most",
         memory.max_transients,
         format_bytes(memory.max_transients),
         f"most that {recipe.optimizer.name}'s step needs beyond its state, measured",
@@ -111,13 +113,15 @@ def _layer_rows(section: Section, name: str, blocks: int, kept: int, attention: 
     how = f"kept by {blocks} blocks for backward, {format_bytes(kept / max(blocks, 1))} each, measured"
     section.add(f"layers_{name}", f"{name}, kept", kept, format_bytes(kept), how)
     if attention:
-        share = f"{attention / kept:.0%} of it" if kept else ""
+        share = f"{attention / max(kept, 1):.0%} of it, measured"
         section.add(f"attention_{name}", f"{name}, attention", attention, format_bytes(attention), share)
 
 
 def _hows(
-    memory: MemorySplit, recipe: Recipe, facts: ModelFacts, ranks: int, strategy: str
+    memory: MemorySplit, recipe: Recipe, facts: ModelFacts, ranks: int, source: str
 ) -> list[tuple[str, str, str]]:
+    """Key, label and explanation of each part."""
+    strategy = recipe.parallel.strategy if ranks > 1 else "single"
     count, sharded = format_count(facts.parameters), strategy in ("zero2", "zero3")
     over = f" / {ranks} GPUs"
     by_weights, by_state = over if sharded else "", over if sharded or strategy == "zero1" else ""
@@ -126,7 +130,11 @@ def _hows(
     gradients += " (accumulation keeps all of them)" if keeps_all else by_weights
     if not sharded and recipe.batch.accumulate == 1 and ranks == 1:
         gradients = "those that exist at the peak, measured"
-    measured = f"measured with MemTracker on {memory.measured_blocks} blocks"
+    shape = f"batch.size {recipe.batch.size}"
+    shape += f" x {recipe.data.context:,} tokens" if recipe.data.kind != "own" else ""
+    measured = f"on {memory.measured_blocks} blocks" if memory.measured_blocks else "on the whole model"
+    lost = memory.fragmentation / max(memory.within_step, 1)
+    nccl = f", with {format_bytes(NCCL)} for NCCL" if memory.context > CONTEXT else ""
     copies = f"{recipe.precision.compute}, made by autocast, measured"
     if sharded:
         what = "all blocks and a buffer of one" if strategy == "zero2" else "two of them"
@@ -137,20 +145,16 @@ def _hows(
         ("gradients", "gradients", gradients),
         ("optimizer", "optimizer state", f"{recipe.optimizer.name}, measured{by_state}"),
         ("optimizer_transients", "optimizer transients", "needed during its step, measured"),
-        ("activations", "activations", f"{measured}, batch.size {recipe.batch.size} x {recipe.data.context:,}"),
+        ("activations", "activations", f"measured with MemTracker {measured}, {shape}"),
         ("temporary", "temporary", "gradients of activations, measured"),
         ("communication", "communication", "gradients of a block in both types, for reduce-scatter"),
         ("workspace", "cuBLAS workspace", "assumed"),
         (
             "fragmentation",
             "fragmentation",
-            f"{memory.fragmentation / max(memory.within_step, 1):.0%} of what comes and goes in a step, assumed",
+            f"{lost:.0%} of what comes and goes in a step, {'measured' if source else 'assumed'}",
         ),
-        (
-            "context",
-            "CUDA context",
-            f"assumed{f', with {format_bytes(NCCL)} for NCCL' if memory.context > CONTEXT else ''}",
-        ),
+        ("context", "CUDA context", f"assumed{nccl}"),
     ]
 
 

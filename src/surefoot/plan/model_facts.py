@@ -11,6 +11,7 @@ from surefoot.parallel import find_blocks
 from surefoot.plan.fake_step import fake_mode, make_fake_model
 from surefoot.plan.plan_error import PlanError
 from surefoot.train.recipe import Recipe
+from surefoot.train.speed import block_stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class ModelFacts:
     stack_names: list[str]
     stack_blocks: list[int]
     """Number of blocks in each stack of equal blocks."""
+    can_recompute: bool
+    """Whether it has blocks that activation checkpointing works on."""
     task: str
     """language, vision or other, by the kinds of its layers."""
 
@@ -56,6 +59,7 @@ def model_facts(recipe: Recipe) -> ModelFacts:
         buffer_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
         stack_names=[stack.name for stack in fake.stacks],
         stack_blocks=[len(stack.blocks) for stack in fake.stacks],
+        can_recompute=bool(block_stacks(model)),
         task=_task(model),
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +39,12 @@ class PhaseTracker(MemTracker):
     """Records the peak of each phase of a step, and the activations that each block and its attention keep.
 
     `labels` maps the blocks to (stack, place) labels. A phase lasts until the next begins: a block's forward or
-    backward, and `head` for what follows the last block.
+    backward, and `head` for what follows the last block. Of `recomputed` blocks nothing that attention makes is kept.
     """
 
-    def __init__(self, model: nn.Module, labels: Mapping[nn.Module, Phase]) -> None:
+    def __init__(
+        self, model: nn.Module, labels: Mapping[nn.Module, Phase], recomputed: Collection[nn.Module] = ()
+    ) -> None:
         super().__init__()
         self.peaks: dict[Phase, Bytes] = {}
         self.kept: dict[Phase, int] = {}
@@ -49,7 +52,7 @@ class PhaseTracker(MemTracker):
         self.kept_by_attention: dict[Phase, int] = {}
         self.recording = False
         self._phase: Phase = ("forward", "start")
-        self._labels = labels
+        self._labels, self._recomputed, self._recomputes = labels, set(recomputed), False
         self._entered: dict[int, tuple[Phase, int]] = {}
         self._block: Phase | None = None
         self._params = {id(p) for p in model.parameters()}
@@ -92,13 +95,14 @@ class PhaseTracker(MemTracker):
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
         if self._mod_tracker.is_bw:
             if self._ac_mod is None:
-                self._ac_mod, self._in_ac = (lambda: module), True  # pyright: ignore[reportAttributeAccessIssue]
+                self._ac_mod, self._in_ac = weakref.ref(module), True
             return
         label = self._labels.get(module)
         if label is not None:
             self._block = label
             self.begin("forward", *label)
-        if self._block is not None and (label is not None or is_attention(module)):
+            self._recomputes = module in self._recomputed
+        if self._block is not None and (label is not None or (is_attention(module) and not self._recomputes)):
             self._entered[id(module)] = (self._block, self.current()["activations"])
 
     def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -110,8 +114,6 @@ class PhaseTracker(MemTracker):
             block, before = entered
             kept = self.kept if module in self._labels else self.kept_by_attention
             kept[block] = self.current()["activations"] - before
-            if kept is self.kept and self.kept_by_attention.get(block, 0) > kept[block]:
-                self.kept_by_attention[block] = 0  # the block is recomputed: nothing of its attention is kept
         if module in self._labels:
             self._block = None
             self.begin("forward", "head")

@@ -58,7 +58,7 @@ def best_optimizer(task: str, samples: int) -> tuple[str, str]:
 def settings_section(
     recipe: Recipe, facts: ModelFacts, cluster: Cluster | None, samples: int, stage_name: str
 ) -> Section:
-    """L3, L4 and L6 as rows, and what to change as recipe lines."""
+    """Precision, optimizer and settings of the stage as rows, and what to change as recipe lines."""
     section = Section("settings", "Settings")
     lines = []
     compute, why = best_precision(facts.parameters, cluster)

@@ -86,7 +86,7 @@ def open_recipe_data(recipe: Recipe, ranks: int) -> TrainingData:
 
 
 def steps_section(counts: StepCounts, recipe: Recipe, ranks: int) -> Section:
-    """L1 as rows."""
+    """The counts as rows."""
     section = Section("steps", "Steps")
     batch, context = recipe.batch, recipe.data.context
     how = f"samples: batch.size {batch.size} x accumulate {batch.accumulate} x {ranks} GPU{'s' * (ranks > 1)}"

@@ -71,7 +71,7 @@ def lengths_of(texts: Sequence[str], tokenizer: Tokenizer, context: int) -> Text
 
 
 def lengths_section(lengths: TextLengths, recipe: Recipe) -> Section:
-    """L9 as rows."""
+    """The lengths as rows."""
     section = Section("texts", f"Texts, with the tokenizer {Path(recipe.data.tokenizer).name}")
     per_token = lengths.characters / max(lengths.tokens, 1)
     how = f"{lengths.characters:,} characters / {lengths.tokens:,} tokens of {lengths.texts} texts, measured"
@@ -79,7 +79,7 @@ def lengths_section(lengths: TextLengths, recipe: Recipe) -> Section:
     median, most, nearly_all = lengths.quantiles
     section.add("median", "median text", median, f"{median:,}", "tokens, measured")
     section.add("p90", "90 % of texts", most, f"{most:,}", "tokens at most")
-    section.add("p99", "99 % of texts", nearly_all, f"{nearly_all:,}", "tokens at most")
+    section.add("p99", "99 % of texts", nearly_all, f"{nearly_all:,}", "tokens at most; long texts are read in part")
     context = recipe.data.context
     what = "continue in the next sample" if recipe.data.packing else "are cut"
     how = f"of the texts have more than data.context {context:,} tokens and {what}"
