@@ -289,6 +289,18 @@ def train(
 
 
 @app.command()
+def plan(
+    only: Annotated[str, typer.Option(help="Only settings whose name contains this, such as lm-124m or compile.")] = "",
+) -> None:
+    """The memory that `surefoot plan` predicts against the peak of real steps; needs a GPU."""
+    needs_torch("bench plan", *ENGINE)
+    from benchmarks.plan_memory import main as run
+
+    with _usage_errors():
+        typer.echo(run(only, _progress))
+
+
+@app.command()
 def healthy(
     steps: Annotated[int, typer.Option(min=1, help="Healthy steps in total.")] = 300_000,
     split: SplitName = "report",

@@ -134,6 +134,71 @@ def check(
     raise typer.Exit(show(recipe, overrides or (), **trial, as_json=as_json, schedule=schedule, force=force))
 
 
+_PLAN = """Plan a run before it starts: steps, memory of each GPU, time, cost and settings; needs no GPU and no data.
+
+RECIPE is a file or the name of a shipped recipe; KEY=VALUE overrides a key of it. Without one, --params plans a \
+decoder of that size, and the layout and batch that fit are chosen. Every number names its formula or measurement; \
+activations are measured with torch's MemTracker on tensors without values.
+
+Exit codes: 0 planned; 2 bad usage.
+"""
+_PLAN_EXAMPLES = """Examples:
+
+surefoot plan --params 7e9 --seq 4096 --gpus 8x80GB --tokens 1e12
+
+surefoot plan lm-124m batch.size=32 --gpus H100
+
+surefoot plan mine.yaml parallel.strategy=zero3 --gpus 16xA100 --json
+"""
+
+
+@app.command(
+    help=_PLAN, epilog=_PLAN_EXAMPLES, short_help="Plan a run before it starts: steps, memory, time, cost, settings."
+)
+def plan(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys of it to override."),
+    ] = None,
+    params: Annotated[str | None, typer.Option(help="Without a recipe: parameters of a decoder, as 7e9 or 7B.")] = None,
+    seq: Annotated[int | None, typer.Option(min=2, help="Tokens per sample.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Such as 8x80GB, 8xH100 or 2x24GB.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Tokens to train on, as 1e12 or 300B.")] = None,
+    stage: Annotated[
+        str, typer.Option(help="pretrain, sft, lora, dpo or ppo: usual settings of this stage.")
+    ] = "pretrain",
+    mfu: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the GPU's peak FLOP/s that is reached.")] = 0.4,
+    price: Annotated[float | None, typer.Option(min=0, help="Price of a GPU-hour.")] = None,
+    network: Annotated[str, typer.Option(help="Bytes per second from a GPU to another node.")] = "50GB",
+    per_node: Annotated[int, typer.Option(min=1, help="GPUs of a node.")] = 8,
+    mtbf_hours: Annotated[float, typer.Option(min=1, help="Hours between failures of one GPU.")] = 50_000.0,
+    disk: Annotated[str, typer.Option(help="Bytes per second to the checkpoints' disk.")] = "1GB",
+    check: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Calibrate by this report of surefoot check --json.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as one JSON object.")] = False,
+) -> None:
+    needs_torch("plan", *ENGINE)
+    from surefoot.cli.plan import PlanOptions, show
+
+    options = PlanOptions(
+        params=params,
+        seq=seq,
+        gpus=gpus,
+        tokens=tokens,
+        stage=stage,
+        mfu=mfu,
+        price=price,
+        network=network,
+        per_node=per_node,
+        mtbf_hours=mtbf_hours,
+        disk=disk,
+        check=check,
+        as_json=as_json,
+    )
+    raise typer.Exit(show(arguments or (), options))
+
+
 _DIAGNOSE = """Find out from any training log what went wrong, when it began and what to do; needs no torch.
 
 PATH is a log of any trainer (Hugging Face, Lightning, Keras, nanoGPT, Megatron, ...), as JSON, JSONL, CSV, \
