@@ -3,94 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from surefoot.cli.needs import ENGINE, needs_torch
-
-SIZES = ("10m", "124m", "1.3b")
-DEVICES = ("cpu", "cuda")
+from benchmarks.command_options import (
+    Device,
+    Jobs,
+    SplitName,
+    check_model,
+    check_split,
+    fail,
+    progress,
+    usage_errors,
+)
+from benchmarks.timing_commands import app as timing_app
+from surefoot.cli.needs import needs_torch
 
 app = typer.Typer(help="The commands behind every number in the documentation.", no_args_is_help=True)
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")]
-Size = Annotated[str, typer.Option(help="Model size: 10m, 124m or 1.3b parameters.")]
-Jobs = Annotated[int, typer.Option(min=0, help="Worker processes; 0 starts one per core.")]
-SplitName = Annotated[str, typer.Option(help="report, or tuning: the split that thresholds may be tuned on.")]
-
-
-def _fail(message: str) -> typer.Exit:
-    """Print an error; raise what this returns to exit with 2."""
-    typer.echo(message, err=True)
-    return typer.Exit(2)
-
-
-def _progress(line: str) -> None:
-    typer.echo(line, err=True)
-
-
-@contextmanager
-def _usage_errors(prefix: str = "") -> Iterator[None]:
-    """Turn a ValueError into one line on stderr and exit code 2."""
-    try:
-        yield
-    except ValueError as error:
-        raise _fail(f"{prefix}{error}") from None
-
-
-def _check_model(command: str, size: str, device: str | None) -> None:
-    if size not in SIZES or device not in (None, *DEVICES):
-        raise _fail(
-            f"{command}: use --size {', '.join(SIZES[:-1])} or {SIZES[-1]} and --device {' or '.join(DEVICES)}."
-        )
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise _fail(f"{command}: no CUDA device found. Use --device cpu.")
-
-
-def _check_split(command: str, split: str) -> None:
-    from benchmarks.zoo.families import Split
-
-    if split not in list(Split):
-        raise _fail(f"{command}: --split {split} is unknown. Use {' or '.join(Split)}.")
-
-
-@app.command()
-def overhead(
-    device: Device = None,
-    quick: Annotated[bool, typer.Option(help="Fewer rounds, for a rough result.")] = False,
-    only: Annotated[str, typer.Option(help="Only table rows whose name contains this, such as 124m or Muon.")] = "",
-    out: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Also write the results as JSON to this file.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the file named by --out, whatever it holds.")
-    ] = False,
-) -> None:
-    """Step time with surefoot attached against the bare loop, as ratios from alternating blocks of one run."""
-    needs_torch("bench overhead")
-    from benchmarks.overhead import main as run
-
-    with _usage_errors():
-        typer.echo(run(device, quick=quick, only=only, out=out, force=force, say=_progress))
-
-
-@app.command()
-def equal(
-    steps: Annotated[int, typer.Option(min=5, help="Updates in total, over five kinds of training loop.")] = 20_000,
-) -> None:
-    """Train bare and attached and compare every bit; exit 1 when any differs."""
-    needs_torch("bench equal")
-    from benchmarks.bit_equal import main as run
-
-    raise typer.Exit(run(steps))
+app.add_typer(timing_app)
 
 
 @app.command()
@@ -114,9 +46,9 @@ def zoo(
     from benchmarks.zoo.scoreboard import Selection
     from benchmarks.zoo.scoreboard.console import show
 
-    _check_split("bench zoo", split)
+    check_split("bench zoo", split)
     if page is not None and importlib.util.find_spec("matplotlib") is None:
-        raise _fail("bench zoo: --page draws plots and needs matplotlib: pip install 'surefoot[plots]'")
+        raise fail("bench zoo: --page draws plots and needs matplotlib: pip install 'surefoot[plots]'")
     selection = Selection(split=Split(split), only=only, quick=quick, seeds=seeds)
     raise typer.Exit(show(selection, jobs=jobs, out=out, page=page, as_json=as_json))
 
@@ -147,12 +79,12 @@ def scale(
     from benchmarks.scale.scale_bench import main as run
     from benchmarks.scale.scale_bench import stored_board
 
-    with _usage_errors():
+    with usage_errors():
         if show is not None:
             board = stored_board(show)
         else:
             options = {"quick": quick, "only": only, "out": out, "force": force, "keep": keep, "seconds": seconds}
-            board = run(size, device, **options, say=_progress)
+            board = run(size, device, **options, say=progress)
     typer.echo(board.as_markdown())
     raise typer.Exit(1 if board.errors else 0)
 
@@ -169,17 +101,17 @@ def origin(
     from benchmarks.origin.origin_bench import main as run
     from benchmarks.origin.origin_bench import report
 
-    _check_split("bench origin", split)
+    check_split("bench origin", split)
     if size:
         from benchmarks.origin.decoder_time import main as timed
 
         if size != "tiny":
-            _check_model("bench origin", size, device)
+            check_model("bench origin", size, device)
         typer.echo(timed(size, device))
         return
-    cases = run(split, only=only, say=_progress)
+    cases = run(split, only=only, say=progress)
     if not cases:
-        raise _fail(f"bench origin: no case is called {only}.")
+        raise fail(f"bench origin: no case is called {only}.")
     typer.echo(report(cases))
     raise typer.Exit(0 if sum(c.right for c in cases) >= 0.95 * len(cases) else 1)
 
@@ -207,97 +139,17 @@ def logs(
     from benchmarks.made_accuracy import main as made_accuracy
 
     if speed:
-        typer.echo(timing(say=_progress))
+        typer.echo(timing(say=progress))
     if made:
         if split not in ("report", "tuning"):
-            raise _fail(f"bench logs: --split {split} is unknown. Use report or tuning.")
-        typer.echo(made_accuracy(held_back=split == "report", say=_progress))
+            raise fail(f"bench logs: --split {split} is unknown. Use report or tuning.")
+        typer.echo(made_accuracy(held_back=split == "report", say=progress))
     if folder is None and not speed and not made:
-        raise _fail("bench logs: name a folder of labelled logs, or use --made or --speed.")
+        raise fail("bench logs: name a folder of labelled logs, or use --made or --speed.")
     if folder is None:
         return
-    with _usage_errors():
-        typer.echo(accuracy(folder, cross_validate=cross_validate, say=_progress))
-
-
-@app.command()
-def judge() -> None:
-    """Microseconds to judge one row of 300 tensors on this host."""
-    from benchmarks.latency import judge_latency
-
-    typer.echo(judge_latency())
-
-
-@app.command()
-def host(
-    device: Device = None,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 400,
-) -> None:
-    """Host microseconds that surefoot adds to a step, part by part, for 75 and 300 tensors."""
-    needs_torch("bench host")
-    from benchmarks.host_overhead import main as run
-
-    with _usage_errors():
-        typer.echo(run(device, steps=steps))
-
-
-@app.command()
-def rewind(size: Size = "124m", device: Device = None) -> None:
-    """Time to take a snapshot of a decoder with AdamW and to rewind to it; how often one is taken, and what is lost."""
-    needs_torch("bench rewind")
-    from benchmarks.latency import rewind_latency, updates_lost
-
-    _check_model("bench rewind", size, device)
-    typer.echo(rewind_latency(size, device))
-    typer.echo(updates_lost(size, device))
-
-
-@app.command()
-def checkpoint(
-    size: Size = "124m",
-    device: Device = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, writable=True, help="Write the checkpoints below this folder."),
-    ] = None,
-) -> None:
-    """How long a save stalls training, against torch.save and DCP; and how long a restore takes."""
-    needs_torch("bench checkpoint")
-    from benchmarks.save_cost import main as run
-
-    _check_model("bench checkpoint", size, device)
-    typer.echo(run(size, device, folder, _progress))
-
-
-@app.command()
-def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a shipped recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Approximate time to measure for.")] = 60.0,
-) -> None:
-    """Tokens per second of `surefoot train`, guard and checkpoints on, against a hand-written loop."""
-    needs_torch("bench train", *ENGINE)
-    from benchmarks.train_speed import main as run
-    from surefoot.train.recipe import RecipeError
-
-    try:
-        typer.echo(run(recipe, overrides or (), seconds, _progress))
-    except RecipeError as error:
-        raise _fail(f"bench train: {error}") from None
-
-
-@app.command()
-def plan(
-    only: Annotated[str, typer.Option(help="Only settings whose name contains this, such as lm-124m or compile.")] = "",
-) -> None:
-    """The memory that `surefoot plan` predicts against the peak of real steps; needs a GPU."""
-    needs_torch("bench plan", *ENGINE)
-    from benchmarks.plan_memory import main as run
-
-    with _usage_errors():
-        typer.echo(run(only, _progress))
+    with usage_errors():
+        typer.echo(accuracy(folder, cross_validate=cross_validate, say=progress))
 
 
 @app.command()
@@ -314,11 +166,11 @@ def healthy(
     from benchmarks.worker_pool import available_cores
     from benchmarks.zoo.families import Split
 
-    _check_split("bench healthy", split)
+    check_split("bench healthy", split)
 
     def report(done: int, total: int) -> None:
         if done * 20 // total > (done - 1) * 20 // total:
-            _progress(f"{done} of {total} runs done")
+            progress(f"{done} of {total} runs done")
 
     first_seed = FIRST_SEED if seed is None else seed
     workers = jobs or available_cores()
@@ -358,8 +210,8 @@ def silent(
     from benchmarks.silent_bugs.silent_bench import main as run
 
     if split and split not in list(Half):
-        raise _fail(f"bench silent: --split {split} is unknown. Use {' or '.join(Half)}.")
-    text, passed = run(Half(split) if split else None, only=only, details=details, as_json=as_json, say=_progress)
+        raise fail(f"bench silent: --split {split} is unknown. Use {' or '.join(Half)}.")
+    text, passed = run(Half(split) if split else None, only=only, details=details, as_json=as_json, say=progress)
     typer.echo(text)
     raise typer.Exit(0 if passed else 1)
 
@@ -403,23 +255,6 @@ def causes(
     from benchmarks.cause_fit import main as run
     from benchmarks.worker_pool import available_cores
 
-    with _usage_errors("bench causes: "):
-        text = run(runs, every=every, workers=jobs or available_cores(), out=out, as_json=as_json, progress=_progress)
+    with usage_errors("bench causes: "):
+        text = run(runs, every=every, workers=jobs or available_cores(), out=out, as_json=as_json, progress=progress)
     typer.echo(text)
-
-
-@app.command()
-def visits(
-    files: Annotated[bool, typer.Option("--files", help="Also list every function called, by file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts and the functions as JSON.")] = False,
-) -> None:
-    """Count the surefoot source files and functions that one healthy step, and one checkpoint save, go through."""
-    needs_torch("bench visits")
-    from benchmarks.visits import measure, report
-
-    counts = measure()
-    if as_json:
-        json.dump({name: visited.as_json() for name, visited in counts.items()}, sys.stdout, indent=1)
-        typer.echo()
-    else:
-        typer.echo(report(counts, files=files))
