@@ -8,18 +8,16 @@ recorded runs by `surefoot bench causes`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import count, groupby
-from typing import Any
+from dataclasses import replace
+from itertools import groupby
 
 from surefoot.judge.case_facts import CaseFacts, Nonfinite
 from surefoot.judge.cause_confidences import CONFIDENCES
+from surefoot.judge.clues import Clue, clue_names, found, shape
 from surefoot.judge.evidence import (
     ClippingEvidence,
     EarlyEvidence,
     EvalRiseEvidence,
-    Evidence,
     InputDrift,
     LrDropped,
     LrRaised,
@@ -38,28 +36,8 @@ from surefoot.records import FindingKind as Kind
 
 RankedCause = tuple[Cause, float, str]
 """A cause, its confidence, and the reason in words."""
-Test = Callable[[CaseFacts], bool]
 TRIAL_CONFIDENCE = 0.95
 """Of a cause that a trial has shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clue:
-    """Something that speaks for a cause."""
-
-    cause: Cause
-    confidence: float
-    reason: str
-    """In words, with facts of the case in braces."""
-    when: Test
-    each: tuple[Kind, ...] = ()
-    """It is looked for in each finding of these detectors, else in the case as a whole."""
-
-
-def clue_names(clues: Iterable[Clue]) -> Iterator[str]:
-    """By cause and place: `labels.2` is the second clue for labels."""
-    places = {cause: count(1) for cause in Cause}
-    yield from (f"{clue.cause.value}.{next(places[clue.cause])}" for clue in clues)
 
 
 def rank_causes(incident: Incident) -> list[RankedCause]:
@@ -77,29 +55,6 @@ def rank_causes(incident: Incident) -> list[RankedCause]:
     return ranked or [(Cause.UNKNOWN, 0.1, "nothing in the numbers shows why")]
 
 
-def _found(
-    what: Kind | type[Evidence],
-    cause: Cause,
-    confidence: float,
-    test: Callable[[Any], bool] = bool,
-    reason: str = "{case.finding.detail}",
-) -> Clue:
-    """A clue in each finding of a detector, or in each that rests on such evidence for which the test holds."""
-    if isinstance(what, Kind):
-        return Clue(cause, confidence, reason, lambda case: True, (what,))
-
-    def holds(case: CaseFacts) -> bool:
-        held = what.read(case.finding)
-        return held is not None and test(held)
-
-    return Clue(cause, confidence, reason, holds, what.kinds)
-
-
-def _shape(pattern: Pattern, cause: Cause, confidence: float, reason: str = "{case.finding.detail}") -> Clue:
-    """A clue in the pattern of any finding."""
-    return Clue(cause, confidence, reason, lambda case: case.finding.pattern is pattern, tuple(Kind))
-
-
 CHANGED = "the norm of the weights is {case.weights_ratio:.3g} times what it was, which no update explains"
 AT_ZERO = "{case.backward}; sqrt, norm and division at 0 have no finite derivative"
 MULTIPLIED = "loss and all gradients were multiplied by {case.first.loss_factor:.3g}"
@@ -107,14 +62,14 @@ SAMPLES = "batch norm gets {case.last.row.samples:.0f} samples per batch, where 
 EXCESS = "an update was {case.incident.update_excess:.3g} times larger than usual, at the same learning rate"
 
 TYPED_CLUES: tuple[Clue, ...] = (
-    _found(Kind.MEMORY_GROWTH, Cause.MEMORY_LEAK, 0.9, reason="memory grows steadily"),
-    _found(TimeEvidence, Cause.DATA_STARVATION, 0.9, lambda held: held.data, "steps wait for their data"),
+    found(Kind.MEMORY_GROWTH, Cause.MEMORY_LEAK, 0.9, reason="memory grows steadily"),
+    found(TimeEvidence, Cause.DATA_STARVATION, 0.9, lambda held: held.data, "steps wait for their data"),
     # -- hyperparameters
-    _found(MomentumRaised, Cause.MOMENTUM, 0.95),
-    _found(LrDropped, Cause.SCHEDULE, 0.9, lambda held: held.early, "the learning rate was not warmed up"),
-    _found(LrDropped, Cause.PLATEAU, 0.8, lambda held: not held.early),
-    _found(LrRaised, Cause.LEARNING_RATE, 0.9),
-    _found(
+    found(MomentumRaised, Cause.MOMENTUM, 0.95),
+    found(LrDropped, Cause.SCHEDULE, 0.9, lambda held: held.early, "the learning rate was not warmed up"),
+    found(LrDropped, Cause.PLATEAU, 0.8, lambda held: not held.early),
+    found(LrRaised, Cause.LEARNING_RATE, 0.9),
+    found(
         LrRaised,
         Cause.SCHEDULE,
         0.7,
@@ -127,18 +82,18 @@ TYPED_CLUES: tuple[Clue, ...] = (
         "the learning rate is {case.first.lr_ratio:.3g} times its usual value",
         lambda c: c.suffers_from_lr,
     ),
-    _found(EarlyEvidence, Cause.LEARNING_RATE, 0.93, lambda held: held.violent),
+    found(EarlyEvidence, Cause.LEARNING_RATE, 0.93, lambda held: held.violent),
     # -- the weights do not learn, or the loop does something to the gradients, or has stopped doing it
-    _found(Kind.LARGE_INITIAL_GRADS, Cause.INITIALISATION, 0.6),
-    _found(RoundedUpdates, Cause.PRECISION_UNDERFLOW, 0.85),
-    _found(SmallUpdates, Cause.NOT_UPDATING, 0.9),
-    _found(StillTensors, Cause.NOT_UPDATING, 0.9),
-    _found(Kind.STALE_GRADS, Cause.ACCUMULATION, 0.93),
-    _found(ClippingEvidence, Cause.EXPLODING_GRADIENT, 0.92, lambda held: held.times > 1),
-    _found(ClippingEvidence, Cause.NOT_UPDATING, 0.92, lambda held: not held.times > 1),
+    found(Kind.LARGE_INITIAL_GRADS, Cause.INITIALISATION, 0.6),
+    found(RoundedUpdates, Cause.PRECISION_UNDERFLOW, 0.85),
+    found(SmallUpdates, Cause.NOT_UPDATING, 0.9),
+    found(StillTensors, Cause.NOT_UPDATING, 0.9),
+    found(Kind.STALE_GRADS, Cause.ACCUMULATION, 0.93),
+    found(ClippingEvidence, Cause.EXPLODING_GRADIENT, 0.92, lambda held: held.times > 1),
+    found(ClippingEvidence, Cause.NOT_UPDATING, 0.92, lambda held: not held.times > 1),
     # -- different batches: one, a few, or all from here on
-    _found(NovelBatch, Cause.DRIFT, 0.86, lambda held: held.slowly),
-    _found(InputDrift, Cause.DRIFT, 0.86, lambda held: held.slowly),
+    found(NovelBatch, Cause.DRIFT, 0.86, lambda held: held.slowly),
+    found(InputDrift, Cause.DRIFT, 0.86, lambda held: held.slowly),
     Clue(Cause.BAD_BATCH, 0.84, "{case.novelty}; later batches are normal again", lambda c: c.novelty_passed),
     Clue(Cause.INPUT_SCALE, 0.84, "{case.novelty}; so are all since", lambda c: c.novelty_stays),
     Clue(Cause.BAD_BATCH, 0.6, "{case.novelty}", lambda c: c.novelty_open),
@@ -151,9 +106,9 @@ TYPED_CLUES: tuple[Clue, ...] = (
         lambda c: c.may_see_targets,
         EvalRiseEvidence.kinds,
     ),
-    _found(EvalRiseEvidence, Cause.LABELS, 0.32, lambda held: not held.apart),
+    found(EvalRiseEvidence, Cause.LABELS, 0.32, lambda held: not held.apart),
     # -- the weights changed by more than training explains; the more the loss shows it, the surer
-    _found(Kind.WEIGHT_JUMP, Cause.WEIGHTS_DAMAGED, 0.5),
+    found(Kind.WEIGHT_JUMP, Cause.WEIGHTS_DAMAGED, 0.5),
     Clue(Cause.DEAD_UNITS, 0.765, f"{CHANGED}, and units have gone dead", lambda c: c.units_went_dead),
     Clue(
         Cause.VANISHING_GRADIENT,
@@ -168,7 +123,7 @@ TYPED_CLUES: tuple[Clue, ...] = (
         lambda c: c.attention_changed_most,
     ),
     Clue(Cause.WEIGHTS_DAMAGED, 0.76, CHANGED, lambda c: c.weights_changed and (c.loss_is_high or not c.norm_jumped)),
-    _found(Kind.REPLICAS, Cause.RANK_FAULT, 0.98),
+    found(Kind.REPLICAS, Cause.RANK_FAULT, 0.98),
     Clue(
         Cause.PRECISION_OVERFLOW,
         0.85,
@@ -367,23 +322,23 @@ TYPED_CLUES: tuple[Clue, ...] = (
         for cause in (Cause.INPUT_SCALE, Cause.INITIALISATION)
     ),
     Clue(Cause.ATTENTION_MASK, 0.32, "{case.language_hint}", lambda c: bool(c.language_hint)),
-    _found(Kind.DEAD_UNITS, Cause.DEAD_UNITS, 0.58),
+    found(Kind.DEAD_UNITS, Cause.DEAD_UNITS, 0.58),
     Clue(Cause.VANISHING_GRADIENT, 0.45, "{case.vanishing.detail}", lambda c: c.found(Kind.VANISHING_GRADS)),
     Clue(Cause.VANISHING_GRADIENT, 0.7, "{case.vanishing.detail}", lambda c: c.much_vanishes),
-    _found(Kind.EXPLODING_GRADS, Cause.EXPLODING_GRADIENT, 0.45),
+    found(Kind.EXPLODING_GRADS, Cause.EXPLODING_GRADIENT, 0.45),
     # -- the shape of the loss alone
-    _shape(
+    shape(
         Pattern.EXPONENTIAL, Cause.LEARNING_RATE, 0.4, "exponential growth: the learning rate or momentum is too high"
     ),
-    _shape(
+    shape(
         Pattern.OSCILLATING,
         Cause.OSCILLATION,
         0.33,
         "widening swings: a wrong second moment, or too high a learning rate",
     ),
-    _shape(Pattern.OVERFIT, Cause.OVERFITTING, 0.6, "the loss falls as if the same few batches came again and again"),
-    _shape(Pattern.PLATEAU, Cause.PLATEAU, 0.4),
-    _shape(Pattern.PLATEAU, Cause.INITIALISATION, 0.3, "the run has never begun to learn"),
+    shape(Pattern.OVERFIT, Cause.OVERFITTING, 0.6, "the loss falls as if the same few batches came again and again"),
+    shape(Pattern.PLATEAU, Cause.PLATEAU, 0.4),
+    shape(Pattern.PLATEAU, Cause.INITIALISATION, 0.3, "the run has never begun to learn"),
     Clue(
         Cause.LABELS,
         0.35,
