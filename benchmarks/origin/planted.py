@@ -152,6 +152,12 @@ def angle(x: Tensor, mark: Tensor) -> Tensor:
     return x + 0.01 * sine.asin()
 
 
+def least_of_the_batch(x: Tensor, mark: Tensor) -> Tensor:
+    """Its result has no rows by sample: the batch has to be bisected."""
+    least = ((x.tanh() + 1.5) * (1 - mark)).amin(0, keepdim=True)
+    return x + 0.01 * least.log()
+
+
 TUNING = (
     PlantedOp("softmax of a masked row", softmax_masked, ("softmax",)),
     PlantedOp("log of 0", log_of_zero, ("log",)),
@@ -180,4 +186,5 @@ REPORT = (
     PlantedOp("log, masked afterwards", masked_logarithm, ("log",), backward=True),
     PlantedOp("ratio in a branch not taken", ratio_in_unused_branch, ("div",), backward=True),
     PlantedOp("asin at 1", angle, ("asin",), backward=True),
+    PlantedOp("log of the least of the batch", least_of_the_batch, ("log",)),
 )

@@ -34,10 +34,13 @@ class OriginKind(StrEnum):
     OVERFLOW = "overflow"
     EMPTY_MEAN = "empty_mean"
     INFINITE_SLOPE = "infinite_slope"
+    TENSOR = "tensor"
+    """A tensor from outside the step was non-finite, which is neither of the batch nor of the model."""
+    CONSTANT = "constant"
     LARGE_SAMPLE = "large_sample"
     """Everything is finite; a few samples make the gradients far larger than the others do."""
     INVALID = "invalid"
-    """Finite values went in and NaN came out, in a way that has no name of its own."""
+    """NaN came out, in a way that has no name of its own."""
 
 
 SENTENCES: dict[OriginKind, tuple[Cause, str]] = {
@@ -60,8 +63,10 @@ SENTENCES: dict[OriginKind, tuple[Cause, str]] = {
     OriginKind.OVERFLOW: (Cause.PRECISION_OVERFLOW, "finite values overflow"),
     OriginKind.EMPTY_MEAN: (Cause.LABELS, "mean over nothing: no target counts in this batch"),
     OriginKind.INFINITE_SLOPE: (Cause.LOG_OF_ZERO, "the derivative is infinite at the edge of its domain"),
+    OriginKind.TENSOR: (Cause.UNKNOWN, "a tensor that is neither of the batch nor of the model was non-finite before"),
+    OriginKind.CONSTANT: (Cause.LOG_OF_ZERO, "the code sets an infinite value, as for a mask, and it reaches the loss"),
     OriginKind.LARGE_SAMPLE: (Cause.BAD_BATCH, "a few samples make the gradients far larger than the others do"),
-    OriginKind.INVALID: (Cause.UNKNOWN, "finite values went in, and non-finite ones came out"),
+    OriginKind.INVALID: (Cause.UNKNOWN, "no valid result, as of 0 * inf or inf - inf,"),
 }
 """The cause that each kind points to, and what it means."""
 
@@ -137,9 +142,9 @@ class Origin:
         text = SENTENCES[self.kind][1]
         if not self:
             return text
-        if self.kind in (OriginKind.BATCH, OriginKind.WEIGHTS, OriginKind.BUFFER):
+        if not self.operation:
             text += f": {self.tensor}" if self.tensor else ""
-        elif self.operation:
+        else:
             text += f" in {'the backward pass of ' if self.backward else ''}{self.operation}"
         if self.module_type:
             text += f", in {self.module or 'the model'} ({self.module_type})"

@@ -17,6 +17,11 @@ from surefoot.origin.locate import locate_large
 from surefoot.origin_record import OriginKind
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 def log_of_row(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Non-finite for a sample of zeros."""
     return model(batch["x"].abs().sum(1, keepdim=True).log()).mean()

@@ -17,6 +17,11 @@ from surefoot.origin.passes import LocateFailed
 from surefoot.origin_record import OriginKind
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 class Block(nn.Module):
     """A linear layer, then one function of its output."""
 
@@ -97,6 +102,70 @@ def test_a_deliberate_mask_is_no_origin() -> None:
     assert origin.kind is OriginKind.NONE
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad / (ctx.saved_tensors[0] * 0)
+
+
+class Attention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(x @ x.T, dim=-1) * (torch.arange(len(x)) != 2)[:, None]
+        return weights / weights.sum(-1, keepdim=True) @ x
+
+
+def padded(x: Tensor) -> Tensor:
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    return attention(x[None], x[None], x[None], key_padding_mask=torch.ones(1, len(x), dtype=torch.bool))[0][0]
+
+
+def divided_in_place(x: Tensor) -> Tensor:
+    x = x.clone()
+    x /= 0
+    return x
+
+
+OUTSIDE = torch.tensor([1.0, math.nan, 1.0, 1.0])
+OTHERS: list[tuple[Callable[[Tensor], Tensor], OriginKind, str]] = [
+    (padded, OriginKind.SOFTMAX_MASKED, "multi_head_attention_forward"),
+    (Attention(), OriginKind.ATTENTION_ZERO, "div"),
+    (divided_in_place, OriginKind.DIVISION_BY_ZERO, "div"),
+    (lambda x: (x * 0).log_(), OriginKind.LOG_OF_ZERO, "log"),
+    (lambda x: x * 0 * math.inf, OriginKind.INVALID, "mul"),
+    (lambda x: x * OUTSIDE, OriginKind.TENSOR, ""),
+    (lambda x: x[x > 1e9].mean() + x, OriginKind.EMPTY_MEAN, "mean"),
+    (lambda x: torch.where(x.abs() < 1e4, x, (x.abs() * 1e5).exp()), OriginKind.EXP_OVERFLOW, "exp"),
+    (Doubled.apply, OriginKind.DIVISION_BY_ZERO, "div"),
+]
+"""Fused, in place, set by the code, from outside, in a branch not taken, in a backward pass of one's own."""
+
+
+@pytest.mark.parametrize(("function", "kind", "operation"), OTHERS)
+def test_other_ways_to_make_one(function: Any, kind: OriginKind, operation: str) -> None:
+    origin = surefoot.locate(Block(function), torch.randn(5, 4), mean_loss)
+    assert (origin.kind, origin.operation) == (kind, operation)
+    assert origin.file == __file__
+
+
+@pytest.mark.parametrize("set_item", [True, False])
+def test_infinity_that_the_code_sets_and_the_loss_sees(*, set_item: bool) -> None:
+    def masked(model: nn.Module, batch: Tensor) -> Tensor:
+        out = model(batch).clone()
+        if set_item:
+            out[1] = math.inf
+            return out.mean()
+        return out.masked_fill(out > 0, math.inf).mean()
+
+    origin = surefoot.locate(Block(lambda x: x), torch.randn(5, 4), masked)
+    assert origin.kind is OriginKind.CONSTANT
+    assert origin.code.startswith("out[1]" if set_item else "return out.masked_fill")
+
+
 def test_passing_a_value_on_is_not_making_it() -> None:
     model = Block(lambda x: x)
     batch = torch.randn(5, 4)
@@ -125,7 +194,7 @@ def test_leaves_no_trace() -> None:
             self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.net(x).log()
+            return (self.net(x) * 0).log()
 
     model = Noisy()
     model.net[1].eval()

@@ -65,7 +65,7 @@ class FunctionNames(TorchFunctionMode):
 
 def _plain_name(func: Any) -> str:
     name = getattr(func, "__name__", "") or (resolve_name(func) or "").rpartition(".")[2]
-    if name in ("__get__", "backward", "__set__", "default"):
+    if name in ("__get__", "__set__", "default", "grad", "backward"):
         return ""
     if name.startswith("__"):
         name = name.strip("_")

@@ -18,8 +18,10 @@ MEANS = ("mean", "nll_loss", "nll_loss_forward", "cross_entropy", "nanmean")
 
 def kind_of(op: TracedOp, forward: TracedOp | None) -> OriginKind:
     """The kind of an operation; `forward` is the one whose backward pass it belongs to."""
-    if op.source_kind:
-        return SOURCES[op.source_kind]
+    if op.source_kind or not op.name:
+        return SOURCES.get(op.source_kind, OriginKind.TENSOR)
+    if op.constant:
+        return OriginKind.CONSTANT
     if op.backward and forward is not None:
         return _kind_in_backward(op, forward)
     return _kind_in_forward(op)
@@ -66,8 +68,8 @@ def _log_kind(op: TracedOp) -> OriginKind:
 
 
 def _division_kind(op: TracedOp) -> OriginKind:
-    divisor = op.inputs[-1] if op.inputs else None
-    if divisor is None or not divisor.zeros:
+    by_zero = op.args in ("0", "0.0", "-0.0") or (bool(op.inputs) and op.inputs[-1].zeros > 0)
+    if not by_zero:
         return _overflow_kind(op)
     module = "" if op.site is None else f"{op.site.module} {op.site.module_type}".lower()
     return OriginKind.ATTENTION_ZERO if op.has_nan and "att" in module else OriginKind.DIVISION_BY_ZERO
@@ -95,7 +97,7 @@ def _mean_kind(op: TracedOp) -> OriginKind:
 
 
 def _overflow_kind(op: TracedOp) -> OriginKind:
-    if op.has_nan and not any(value.infs for value in op.outputs):
+    if any(value.infs for value in op.inputs) or (op.has_nan and not any(value.infs for value in op.outputs)):
         return OriginKind.INVALID
     return _half_or(op, _square_or_overflow(op))
 

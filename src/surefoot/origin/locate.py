@@ -145,15 +145,17 @@ def forward_of(op: TracedOp, trace: OpTrace) -> TracedOp | None:
 
 def describe(op: TracedOp, forward: TracedOp | None) -> Origin:
     """The origin in the user's words; `forward` is the operation whose backward pass it was made in."""
-    site = op.site if op.site is not None or forward is None else forward.site
+    if op.site is not None:  # in backward: the model's own code is running, such as an autograd.Function
+        forward = None
+    site = op.site if forward is None else forward.site
     kind = kind_of(op, forward)
-    if op.source_kind or not op.name:
+    if op.source_kind:
         return Origin(kind=kind, tensor=op.tensor, inputs=op.outputs)
     named = forward if forward is not None else op
     function = "" if named.site is None else named.site.function
     return Origin(
         kind=kind,
-        operation=function or operation_name(named.name),
+        operation=(function or operation_name(named.name)) if op.name else "",
         aten=op.name,
         module="" if site is None else site.module,
         module_type="" if site is None else site.module_type,

@@ -173,6 +173,9 @@ class OpTrace(TorchDispatchMode):
             local = to_local(tensor.detach())
             if address(local) not in written and not is_finite(local):
                 nan, posinf = bool(local.isnan().any()), bool(local.isposinf().any())
+                if local.dim() == 0 and not nan:  # a number that the code has written
+                    op.constant = not op.has_nan
+                    continue
                 op.sources.append(TracedOp(-1, "", op.site, has_nan=nan, has_posinf=posinf, tensor="a tensor"))
 
 
@@ -194,9 +197,10 @@ def producers(op: TracedOp) -> list[TracedOp]:
 
 
 def _passes(source: TracedOp, op: TracedOp) -> bool:
-    """The operation only passes on what this source made."""
+    """The operation only passes on what this source made: infinite values that the code has set, as in a mask, only
+    where they have reached the loss as they are."""
     if source.deliberate:
-        return False
+        return op.deliberate
     only_minus_inf = not source.has_nan and not source.has_posinf
     row_wise = any(word in op.name for word in ROW_WISE)
     return not (row_wise and only_minus_inf and (source.name in LOGS or bool(source.source_kind)))
