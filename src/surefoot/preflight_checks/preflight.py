@@ -44,12 +44,15 @@ Fact = Callable[[PreflightContext], Iterator[PreflightFinding]]
 FORWARD_FACTS: tuple[Fact, ...] = (
     *parameter_facts.FACTS,
     *loss_facts.FACTS,
+    *data_facts.FACTS,
+    *activation_facts.FACTS,
     *target_facts.FACTS,
     *padding_facts.FACTS,
     *sample_facts.FACTS,
-    *activation_facts.FACTS,
-    *data_facts.FACTS,
 )
+"""Those that need no other forward pass come first."""
+FORWARD_SHARE = 0.5
+"""Share of the time after which no further one of them begins, so that some updates can be tried too."""
 FACTS_OF_THE_LOSS: tuple[Fact, ...] = (
     parameter_facts.loss_without_gradient,
     parameter_facts.nonfinite_values,
@@ -150,8 +153,9 @@ def run_facts(context: PreflightContext, start: float, *, train: bool) -> Prefli
     findings: list[PreflightFinding] = []
     not_checked: dict[str, str] = {}
     context.first  # noqa: B018 - an error of step_fn itself is the caller's to see
+    left_for_updates = (1 - FORWARD_SHARE) * context.settings.time_left
     for fact in FORWARD_FACTS:
-        _ask(fact, context, findings, not_checked)
+        _ask(fact, context, findings, not_checked, reserve=left_for_updates)
     context.forget()  # the graphs: their memory is needed for the updates
     proposed = None
     if train and len(context.optimizers) > 1:
@@ -163,8 +167,15 @@ def run_facts(context: PreflightContext, start: float, *, train: bool) -> Prefli
     return PreflightReport(_sorted(findings), not_checked, time.monotonic() - start, proposed)
 
 
-def _ask(fact: Fact, context: PreflightContext, findings: list[PreflightFinding], not_checked: dict[str, str]) -> None:
-    if context.settings.time_left < 0:
+def _ask(
+    fact: Fact,
+    context: PreflightContext,
+    findings: list[PreflightFinding],
+    not_checked: dict[str, str],
+    *,
+    reserve: float = 0.0,
+) -> None:
+    if context.settings.time_left < reserve:
         not_checked[fact.__name__] = "time was up"
         return
     try:

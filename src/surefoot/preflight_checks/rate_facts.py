@@ -12,7 +12,8 @@ from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
 from surefoot.preflight_checks.short_training import ShortTraining, median
 
-FEW_STEPS = 4
+FEW_STEPS, MANY_STEPS = 4, 8
+"""Updates that show what is clear, and what is not."""
 HIGH_RATIO, EXTREME_RATIO = 0.1, 0.5
 """Relative weight change per update that seldom goes well, and never does; 0.001 is usual."""
 LOW_RATIO = 1e-6
@@ -41,14 +42,14 @@ def learning_rate(c: PreflightContext) -> Iterator[PreflightFinding]:
     values = {"lr": lr, "update_ratio": ratio, "before": before, "after": run.probe_after, "tried": _tried(test.after)}
     how = _range_text(c) + (f"; an update changes the weights by a fraction of {ratio:.2g}" if ratio == ratio else "")
     fix = f"Try lr {lr * max(helped):.2g}" if helped else f"Try a lower lr than {lr:.3g}"
-    if (run.diverged or _rises(run)) and helped:
+    if (run.diverged or _rises(run)) and helped and (run.diverged or len(run.losses) >= MANY_STEPS):
         make = doubtful if c.has_warmup else sure  # a warmup may carry the run over this
         yield make(Cause.LEARNING_RATE, f"lr {lr:.3g} is too high: the loss rises", how, fix + ".", **values)
-    elif ratio > EXTREME_RATIO and not falls(run):
+    elif ratio > EXTREME_RATIO and not falls(run) and len(run.losses) >= MANY_STEPS:
         yield sure(Cause.LEARNING_RATE, f"lr {lr:.3g} is too high for the weights", how, fix + ".", **values)
-    elif _is_high(run, min(lower.values(), default=math.inf)):
+    elif lower and len(run.losses) >= MANY_STEPS and _is_high(run, min(lower.values())):
         yield doubtful(Cause.LEARNING_RATE, f"lr {lr:.3g} is high", how, fix + ", or use a warmup.", **values)
-    elif _is_low(c):
+    elif len(run.losses) >= MANY_STEPS and _is_low(c):
         yield doubtful(Cause.LEARNING_RATE, f"lr {lr:.3g} is low", how, f"Try lr {10 * lr:.2g}.", **values)
 
 
