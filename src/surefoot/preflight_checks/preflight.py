@@ -199,6 +199,8 @@ def _check(model: Any, optimizers: Sequence[Any], batches: Any, step_fn: Any) ->
         raise TypeError(f"preflight: model must be a torch.nn.Module, not {type(model).__name__}")
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
         raise TypeError("preflight: optimizer must be a torch.optim.Optimizer, or a list of them")
+    if several_ranks():
+        raise ValueError("preflight: it works on a single rank so far; call it in a run without torchrun, once")
     if not callable(step_fn):
         raise TypeError("preflight: step_fn must be a function (model, batch) -> loss")
     if isinstance(batches, Iterator):
@@ -206,6 +208,12 @@ def _check(model: Any, optimizers: Sequence[Any], batches: Any, step_fn: Any) ->
             "preflight: batches is an iterator, so the batches it gives would be lost to training; "
             "pass the loader itself, or a list of batches"
         )
+
+
+def several_ranks() -> bool:
+    """Ranks would have to take every step of the checks together."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _first(batches: Iterable[Any]) -> list[Any]:
