@@ -17,8 +17,8 @@ FEW_STEPS, MANY_STEPS = 4, 8
 HIGH_RATIO, EXTREME_RATIO = 0.1, 0.5
 """Relative weight change per update that seldom goes well, and never does; 0.001 is usual."""
 LOW_RATIO = 1e-6
-RISE = 1.3
-"""Factor of the probe loss that counts as a rise."""
+RISE, FEW_STEPS_RISE = 1.3, 10.0
+"""Factor of the probe loss that counts as a rise, after many updates and after few."""
 LOST = 0.5
 """Share of the weights that keep their value in an update, though they have a gradient."""
 SMALL_CLIP = 0.01
@@ -42,7 +42,7 @@ def learning_rate(c: PreflightContext) -> Iterator[PreflightFinding]:
     values = {"lr": lr, "update_ratio": ratio, "before": before, "after": run.probe_after, "tried": _tried(test.after)}
     how = _range_text(c) + (f"; an update changes the weights by a fraction of {ratio:.2g}" if ratio == ratio else "")
     fix = f"Try lr {lr * max(helped):.2g}" if helped else f"Try a lower lr than {lr:.3g}"
-    if (run.diverged or _rises(run)) and helped and (run.diverged or len(run.losses) >= MANY_STEPS):
+    if (run.diverged or _rises(run)) and helped:
         make = doubtful if c.has_warmup else sure  # a warmup may carry the run over this
         yield make(Cause.LEARNING_RATE, f"lr {lr:.3g} is too high: the loss rises", how, fix + ".", **values)
     elif ratio > EXTREME_RATIO and not falls(run) and len(run.losses) >= MANY_STEPS:
@@ -78,7 +78,9 @@ def _is_low(c: PreflightContext) -> bool:
 
 def _rises(run: ShortTraining) -> bool:
     before, after = run.probe_before, run.probe_after
-    return after - before > (RISE - 1) * abs(before) and len(run.losses) >= FEW_STEPS
+    steps = len(run.losses)
+    factor = RISE if steps >= MANY_STEPS else FEW_STEPS_RISE
+    return after - before > (factor - 1) * abs(before) and steps >= FEW_STEPS
 
 
 def falls(run: ShortTraining) -> bool:
