@@ -17,7 +17,7 @@ from surefoot.guard.context import GuardContext
 from surefoot.guard.hooks import HasSwitch, switched_off
 from surefoot.preflight_checks.findings import PreflightFinding, PreflightReport, doubtful, place_of, some_names, sure
 from surefoot.preflight_checks.observe import Observation
-from surefoot.preflight_checks.preflight import Settings, check_loop, merged, quick_facts
+from surefoot.preflight_checks.preflight import Settings, check_loop, merged, quick_facts, several_ranks
 from surefoot.records import Cause
 from surefoot.trials.kept_steps import copied
 
@@ -56,9 +56,12 @@ class EarlyChecks:
         self._before_step: list[Tensor] | None = None
         self._after_step: list[Tensor] | None = None
         self._overwritten: dict[str, bool] = {}
+        self._why_not = "they work on a single rank so far" if several_ranks() else ""
 
     def watched(self, loss: Tensor, batch: Any) -> None:
         self._losses += 1
+        if self._why_not:
+            return
         if self._losses == 1 and self._context.step_fn is None:
             self._findings += quick_facts(self._context.model, self._context.optimizers, Observation(loss))
         if batch is not None and len(self._batches) < BATCHES:
@@ -71,6 +74,10 @@ class EarlyChecks:
 
     def step_ended(self, attempt: int) -> bool:
         """Whether the checks are made: then nothing of this is needed any more."""
+        if self._why_not:
+            self._notes.note("preflight", f"not checked: {self._why_not}", attempt=attempt)
+            log.info("surefoot: the checks of preflight=True were not made: %s", self._why_not)
+            return True
         self._after_step = self._weights()
         if len(self._batches) < BATCHES and self._losses < LOSSES:
             return False

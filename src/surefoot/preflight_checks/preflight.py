@@ -44,12 +44,15 @@ Fact = Callable[[PreflightContext], Iterator[PreflightFinding]]
 FORWARD_FACTS: tuple[Fact, ...] = (
     *parameter_facts.FACTS,
     *loss_facts.FACTS,
+    *data_facts.FACTS,
+    *activation_facts.FACTS,
     *target_facts.FACTS,
     *padding_facts.FACTS,
     *sample_facts.FACTS,
-    *activation_facts.FACTS,
-    *data_facts.FACTS,
 )
+"""Those that need no other forward pass come first."""
+FORWARD_SHARE = 0.5
+"""Share of the time after which no further one of them begins, so that some updates can be tried too."""
 FACTS_OF_THE_LOSS: tuple[Fact, ...] = (
     parameter_facts.loss_without_gradient,
     parameter_facts.nonfinite_values,
@@ -150,8 +153,9 @@ def run_facts(context: PreflightContext, start: float, *, train: bool) -> Prefli
     findings: list[PreflightFinding] = []
     not_checked: dict[str, str] = {}
     context.first  # noqa: B018 - an error of step_fn itself is the caller's to see
+    left_for_updates = (1 - FORWARD_SHARE) * context.settings.time_left
     for fact in FORWARD_FACTS:
-        _ask(fact, context, findings, not_checked)
+        _ask(fact, context, findings, not_checked, reserve=left_for_updates)
     context.forget()  # the graphs: their memory is needed for the updates
     proposed = None
     if train and len(context.optimizers) > 1:
@@ -163,8 +167,15 @@ def run_facts(context: PreflightContext, start: float, *, train: bool) -> Prefli
     return PreflightReport(_sorted(findings), not_checked, time.monotonic() - start, proposed)
 
 
-def _ask(fact: Fact, context: PreflightContext, findings: list[PreflightFinding], not_checked: dict[str, str]) -> None:
-    if context.settings.time_left < 0:
+def _ask(
+    fact: Fact,
+    context: PreflightContext,
+    findings: list[PreflightFinding],
+    not_checked: dict[str, str],
+    *,
+    reserve: float = 0.0,
+) -> None:
+    if context.settings.time_left < reserve:
         not_checked[fact.__name__] = "time was up"
         return
     try:
@@ -188,6 +199,8 @@ def _check(model: Any, optimizers: Sequence[Any], batches: Any, step_fn: Any) ->
         raise TypeError(f"preflight: model must be a torch.nn.Module, not {type(model).__name__}")
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
         raise TypeError("preflight: optimizer must be a torch.optim.Optimizer, or a list of them")
+    if several_ranks():
+        raise ValueError("preflight: it works on a single rank so far; call it in a run without torchrun, once")
     if not callable(step_fn):
         raise TypeError("preflight: step_fn must be a function (model, batch) -> loss")
     if isinstance(batches, Iterator):
@@ -195,6 +208,12 @@ def _check(model: Any, optimizers: Sequence[Any], batches: Any, step_fn: Any) ->
             "preflight: batches is an iterator, so the batches it gives would be lost to training; "
             "pass the loader itself, or a list of batches"
         )
+
+
+def several_ranks() -> bool:
+    """Ranks would have to take every step of the checks together."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _first(batches: Iterable[Any]) -> list[Any]:

@@ -12,12 +12,13 @@ from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
 from surefoot.preflight_checks.loop_probe import PreflightContext
 from surefoot.preflight_checks.short_training import ShortTraining, median
 
-FEW_STEPS = 4
+FEW_STEPS, MANY_STEPS = 4, 8
+"""Updates that show what is clear, and what is not."""
 HIGH_RATIO, EXTREME_RATIO = 0.1, 0.5
 """Relative weight change per update that seldom goes well, and never does; 0.001 is usual."""
 LOW_RATIO = 1e-6
-RISE = 1.3
-"""Factor of the probe loss that counts as a rise."""
+RISE, FEW_STEPS_RISE = 1.3, 10.0
+"""Factor of the probe loss that counts as a rise, after many updates and after few."""
 LOST = 0.5
 """Share of the weights that keep their value in an update, though they have a gradient."""
 SMALL_CLIP = 0.01
@@ -44,11 +45,11 @@ def learning_rate(c: PreflightContext) -> Iterator[PreflightFinding]:
     if (run.diverged or _rises(run)) and helped:
         make = doubtful if c.has_warmup else sure  # a warmup may carry the run over this
         yield make(Cause.LEARNING_RATE, f"lr {lr:.3g} is too high: the loss rises", how, fix + ".", **values)
-    elif ratio > EXTREME_RATIO and not falls(run):
+    elif ratio > EXTREME_RATIO and not falls(run) and len(run.losses) >= MANY_STEPS:
         yield sure(Cause.LEARNING_RATE, f"lr {lr:.3g} is too high for the weights", how, fix + ".", **values)
-    elif _is_high(run, min(lower.values(), default=math.inf)):
+    elif lower and len(run.losses) >= MANY_STEPS and _is_high(run, min(lower.values())):
         yield doubtful(Cause.LEARNING_RATE, f"lr {lr:.3g} is high", how, fix + ", or use a warmup.", **values)
-    elif _is_low(c):
+    elif len(run.losses) >= MANY_STEPS and _is_low(c):
         yield doubtful(Cause.LEARNING_RATE, f"lr {lr:.3g} is low", how, f"Try lr {10 * lr:.2g}.", **values)
 
 
@@ -77,7 +78,9 @@ def _is_low(c: PreflightContext) -> bool:
 
 def _rises(run: ShortTraining) -> bool:
     before, after = run.probe_before, run.probe_after
-    return after - before > (RISE - 1) * abs(before) and len(run.losses) >= FEW_STEPS
+    steps = len(run.losses)
+    factor = RISE if steps >= MANY_STEPS else FEW_STEPS_RISE
+    return after - before > (factor - 1) * abs(before) and steps >= FEW_STEPS
 
 
 def falls(run: ShortTraining) -> bool:

@@ -73,7 +73,7 @@ class ShortTraining:
 
     @property
     def diverged(self) -> bool:
-        return not math.isfinite(self.probe_after) or not all(map(math.isfinite, self.losses))
+        return not all(map(math.isfinite, (self.probe_after, *self.losses, *self.norms)))
 
     @property
     def update_ratio(self) -> float:
