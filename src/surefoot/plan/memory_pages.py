@@ -147,7 +147,7 @@ def _hows(
         ("optimizer_transients", "optimizer transients", "needed during its step, measured"),
         ("activations", "activations", f"measured with MemTracker {measured}, {shape}"),
         ("temporary", "temporary", "gradients of activations, measured"),
-        ("communication", "communication", "gradients of a block in both types, for reduce-scatter"),
+        ("communication", "communication", "gradients not yet reduced"),
         ("workspace", "cuBLAS workspace", "assumed"),
         (
             "fragmentation",
