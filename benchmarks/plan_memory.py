@@ -12,7 +12,7 @@ import torch
 from benchmarks.overhead import describe_machine
 from surefoot.plan.fake_step import language_batch, mean_loss
 from surefoot.plan.memory_plan import MemoryPlanner, MemorySplit
-from surefoot.plan.model_facts import model_facts
+from surefoot.plan.model_size import model_size
 from surefoot.train import speed
 from surefoot.train.accumulation import to_device
 from surefoot.train.factories import find_factory
@@ -86,7 +86,7 @@ def main(only: str, say: Callable[[str], None]) -> str:
 
 def compare(recipe: Recipe, name: str) -> Comparison:
     """Plan one setting, then train a few steps of it."""
-    planned = MemoryPlanner(model_facts(recipe)).plan(recipe, ranks=1)
+    planned = MemoryPlanner(model_size(recipe)).plan(recipe, ranks=1)
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -37,7 +37,7 @@ STEPS = 15
 SAVE_EVERY = 47
 """The first two saves of the run are part of the warm-up, the third comes after the counted steps."""
 NEVER = 10**6
-"""Steps between two snapshots in memory where a save is counted: it is counted without one."""
+"""Steps between two snapshots in memory, and two looks at the machine, where a save is counted: without either."""
 PAUSE_SECONDS = 0.005
 """In every step, so that background threads get on, and waiting for a save is no change of pace."""
 SAVE_TIMEOUT_SECONDS = 60.0
@@ -141,7 +141,9 @@ def _measure(*, loader: bool, resume: bool) -> tuple[Visits, Visits | None]:
         batches: Any = make_loader(data, _BATCH, seed=0) if loader else itertools.cycle(data.split(_BATCH))  # pyright: ignore[reportArgumentType]
         options: dict[str, Any] = {"loader": batches} if loader else {}
         if resume:
-            policy = surefoot.Policy(save_every=SAVE_EVERY, save_seconds=3600.0, snapshot_every=NEVER)
+            policy = surefoot.Policy(
+                save_every=SAVE_EVERY, save_seconds=3600.0, snapshot_every=NEVER, system_every=NEVER
+            )
             options |= {"resume": True, "policy": policy}
         with surefoot.attach(model, optimizer, run_dir=folder, **options) as guard:
             step = _stepper(model, optimizer, batches, guard)

@@ -18,7 +18,7 @@ from surefoot import parallel
 from surefoot.parallel import World
 from surefoot.plan.fake_step import language_batch, loss_function_of, mean_loss
 from surefoot.plan.memory_plan import MemoryPlanner
-from surefoot.plan.model_facts import model_facts
+from surefoot.plan.model_size import model_size
 from surefoot.train import speed
 from surefoot.train.make_model import make_model
 from surefoot.train.mixed_precision import Precision
@@ -67,7 +67,7 @@ def main() -> None:
     world, peaks = World(0, RANKS, 0, torch.device("cpu")), {}
     for case in CASES:
         recipe = load("lm-tiny", [*SHAPE, *SIZE, *case])[0]
-        planned = MemoryPlanner(model_facts(recipe), on_gpu=False).plan(recipe, RANKS)
+        planned = MemoryPlanner(model_size(recipe), on_gpu=False).plan(recipe, RANKS)
         peaks[" ".join(case)] = (planned.allocated, real_peak(recipe, world))
     dist.destroy_process_group()
     json.dump(peaks, sys.stdout)

@@ -54,7 +54,8 @@ class SnapshotRing:
         self.disabled_reason: str | None = None
         """Why no snapshots are taken; None while they are."""
         self._train_state = train_state
-        self._size = size
+        self.size = size
+        """Snapshots kept at most, as far as memory allows."""
         self._budget = budget_bytes
         self._max_age = max_age
         """An old snapshot stays until the next one is this many attempts old, or until it is twice as old itself; ones
@@ -75,11 +76,6 @@ class SnapshotRing:
         self._worker = BackgroundWorker("surefoot-ring")
         self._allocating: BackgroundTask[StateCopy] | None = None
         """Memory for a later snapshot, where allocation is slow."""
-
-    @property
-    def size(self) -> int:
-        """Snapshots kept at most, as far as memory allows."""
-        return self._size
 
     @property
     def in_transfer(self) -> bool:
@@ -113,12 +109,12 @@ class SnapshotRing:
             if snapshot is not None:
                 self._in_transfer, self.watches_updates = snapshot.copy, True
                 self.snapshots.append(snapshot)
-                if not wait and len(self.snapshots) < self._size:
+                if not wait and len(self.snapshots) < self.size:
                     self._preallocate(live)
                 return snapshot
             if not shortage:
                 return None
-            self._size = len(self.snapshots) + 1
+            self.size = len(self.snapshots) + 1
             self.shrink(shortage)
         return None
 
@@ -154,23 +150,23 @@ class SnapshotRing:
 
     def shrink(self, reason: str) -> None:
         """Keep one snapshot fewer and free its memory; below two, take none at all."""
-        self._size -= 1
-        if self._size < MIN_SNAPSHOTS:
+        self.size -= 1
+        if self.size < MIN_SNAPSHOTS:
             self._disable(reason)
         self._make_room()
         self._drop_spare_memory()
 
     def limit(self, size: float) -> None:
         """Keep at most so many snapshots, as another rank has no room for more; NaN changes nothing."""
-        if self.disabled_reason is None and MIN_SNAPSHOTS <= size < self._size:
-            self._size = int(size)
+        if self.disabled_reason is None and MIN_SNAPSHOTS <= size < self.size:
+            self.size = int(size)
             self._make_room()
             self._drop_spare_memory()
 
     def _plan(self, live: LiveState) -> None:
         """The state has a new layout, as after the optimizer's first step: choose location and number again."""
-        plan = plan_snapshots(live.nbytes, self._budget, self._size, self._base.bytes_for(live))
-        self.location, self._size = plan.location or "device", plan.count
+        plan = plan_snapshots(live.nbytes, self._budget, self.size, self._base.bytes_for(live))
+        self.location, self.size = plan.location or "device", plan.count
         self._drop_spare_memory()
         self._base.assign(live, self.location)
         self._layout = live.memory_layout
@@ -203,7 +199,7 @@ class SnapshotRing:
 
     def _make_room(self, coming: int | None = None) -> bool:
         """Drop snapshots until there is room for those that are there, and for a coming one at this attempt."""
-        while len(self.snapshots) + (coming is not None) > self._size:
+        while len(self.snapshots) + (coming is not None) > self.size:
             now = self.snapshots[-1].attempt + 1 if coming is None else coming
             dropped = next_to_drop(self.snapshots, now, self._max_age)
             if dropped is None:
@@ -311,9 +307,7 @@ class SnapshotRing:
         listed = ", ".join(f"attempt {s.attempt} ({'good' if s.good else 'unproven'})" for s in self.snapshots)
         location = "in host memory" if self.snapshots[-1].copy.location == "host" else "on the model's device"
         base = f" (including {format_bytes(self.base_nbytes)} of shared frozen parameters)" if self.base_nbytes else ""
-        return (
-            f"{len(self.snapshots)} of {self._size} snapshots, {format_bytes(self.nbytes)} {location}{base}: {listed}"
-        )
+        return f"{len(self.snapshots)} of {self.size} snapshots, {format_bytes(self.nbytes)} {location}{base}: {listed}"
 
 
 def _allocate(into: StateCopy, live: LiveState, base: BaseCopy | None) -> StateCopy:

@@ -147,13 +147,14 @@ class Recovery:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
         if self.origins is not None and self.origins.pending:
             self.origins.locate_pending(self.ring)
-        if self.incidents.writer.pending:
+        if self.incidents.writer.task is not None:
             self.incidents.writer.poll()
         trials = self.trials if self._barrier is None or self.pipeline.stepped else None  # as in `_within_iteration`
         if trials is not None:
             self._try_restart(trials)
             self._lift_ceilings(trials)
-        if self.decisions or self.snapshots.has_messages:
+        ring = self.snapshots.ring
+        if self.decisions or (ring is not None and ring.messages):
             self._apply_decisions()
         if trials is not None:
             self._try_suspicion(trials)

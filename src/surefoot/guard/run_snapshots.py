@@ -33,6 +33,7 @@ class RunSnapshots:
                 budget_bytes=context.snapshot_memory,
             )
         self.interval = SnapshotInterval(policy, clock_for(pipeline.device))
+        self._several_ranks = pipeline.grad_stats.ranks.world_size > 1
         self.last_attempt: int | None = None
         """The attempt after which a snapshot was last taken, or should have been; None before the first forward."""
         self._prepared = False
@@ -68,7 +69,13 @@ class RunSnapshots:
             newly_good |= not snapshot.good and snapshot.attempt <= proven
         if newly_good:
             ring.mark_good(proven)
-        if agree_on_interval(self.interval, ring, self.pipeline, self._reader):
+        latest = self._reader.latest
+        proposing = latest is not None and self.interval.row_read(latest, ring.size)
+        if self._several_ranks:
+            changed = agree_on_interval(self.interval, ring, self.pipeline, self._reader)
+        else:
+            changed = proposing and self.interval.agree(self.interval.proposed)
+        if changed:
             self._report_place(ring)
 
     def take_if_due(self) -> None:
@@ -102,10 +109,6 @@ class RunSnapshots:
         return snapshot
 
     # -- reports
-
-    @property
-    def has_messages(self) -> bool:
-        return self.ring is not None and bool(self.ring.messages)
 
     def report_messages(self) -> None:
         if self.ring is not None and self.ring.messages:

@@ -127,38 +127,40 @@ class SnapshotInterval:
 
     # -- the interval
 
-    def row_read(self, row: StepMetrics, ring_size: int) -> None:
-        """A row was read: note how long the attempt took, and propose an interval once enough is known."""
+    def row_read(self, row: StepMetrics, ring_size: int) -> bool:
+        """A row was read: note how long the attempt took, and propose an interval once enough is known; returns
+        whether it has just done so."""
         if self._fixed:
-            return
+            return False
         if row.attempt != self._last_attempt:
             self._steps.append(row.seconds)
         else:  # of another optimizer that has stepped on the same backward
             self._steps[-1] += row.seconds
         self._last_attempt = row.attempt
         if self._measuring is None or row.attempt <= self._measuring[0]:
-            return
+            return False
         seconds = [self._clock.seconds(start, end) for start, end in self._measuring[2]]
         known = [s for s in seconds if s is not None]
         if len(known) < len(seconds):
-            return
+            return False
         self._costs.append((sum(known), self._measuring[1]))
         self._measured += 1
         self._measuring = None
-        self._propose(ring_size)
+        return self._propose(ring_size)
 
-    def _propose(self, ring_size: int) -> None:
+    def _propose(self, ring_size: int) -> bool:
         step = self.step_seconds
         reused = sum(not allocated for _, allocated in self._costs)
         never_reused = not reused and self._measured > ring_size + MIN_COSTS
         if (reused < MIN_COSTS and not never_reused) or math.isnan(step):
-            return
+            return False
         needed = math.inf if step <= 0 else self.cost_seconds / (self._share * step)
         least = shortest_interval(ring_size, self._settle_rows)
         chosen = _round_up(max(needed, least))
         current = self.proposed
         if not chosen < current or _round_up(max(CLEARLY_SHORTER * needed, least)) < current:
             self.proposed = float(chosen)
+        return True
 
     def agree(self, proposed: float) -> bool:
         """Take the longest interval that a rank has proposed, NaN if none has; returns whether it is to be reported:
@@ -207,12 +209,8 @@ class SnapshotInterval:
 def agree_on_interval(
     interval: SnapshotInterval, ring: SnapshotRing, pipeline: StepPipeline, reader: MetricsReader
 ) -> bool:
-    """After a row was read: propose an interval and a number of snapshots to the other ranks, and take what all have
-    agreed on by that row; returns whether the interval is to be reported."""
-    if reader.latest is not None:
-        interval.row_read(reader.latest, ring.size)
-    if pipeline.grad_stats.ranks.world_size == 1:
-        return interval.agree(interval.proposed)
+    """With several ranks, after a row was read: propose an interval and a number of snapshots to the others, and take
+    what all have agreed on by that row; returns whether the interval is to be reported."""
     pipeline.proposals[SharedSlot.SNAPSHOT_INTERVAL] = interval.proposed
     pipeline.proposals[SharedSlot.SNAPSHOT_ROOM] = ring.size if ring.disabled_reason is None else NAN
     ring.limit(reader.snapshot_room)

@@ -89,7 +89,8 @@ class BundleWriter:
         self._report = report
         """Takes a sentence about each bundle, from the training thread."""
         self._worker = BackgroundWorker("surefoot-incidents")
-        self._task: BackgroundTask[tuple[str, dict[str, Any]]] | None = None
+        self.task: BackgroundTask[tuple[str, dict[str, Any]]] | None = None
+        """A bundle that is being written, or was written and is not reported yet; `poll` reports it."""
         self._count: int | None = None
         """Bundles in the run directory; None before the first one."""
 
@@ -100,17 +101,12 @@ class BundleWriter:
         except Exception as error:  # whatever it is, it must not reach the training loop
             self._report(f"no incident bundle was written: {type(error).__name__}: {error}", {})
 
-    @property
-    def pending(self) -> bool:
-        """Whether a bundle is being written, or was written and is not reported yet."""
-        return self._task is not None
-
     def poll(self, *, wait: bool = False) -> None:
         """Report a bundle that was written since the last call."""
-        task = self._task
+        task = self.task
         if task is None or not (wait or task.done):
             return
-        self._task = None
+        self.task = None
         try:
             message, values = task.result()
         except Exception as error:  # such as a full disk
@@ -119,7 +115,7 @@ class BundleWriter:
 
     def _capture(self, moment: Moment) -> None:
         self.poll()
-        if self._task is not None:
+        if self.task is not None:
             self._report("no incident bundle was written: the one before is still being written", {})
             return
         if self._count is None:
@@ -135,7 +131,7 @@ class BundleWriter:
             moment.now = None if moment.now is None else _copied_state(moment.now)
             moment.data = copy_steps(moment.data.steps, moment.data.probes, moment.snapshot + 1)
             moment.names = name_tensors([("model", self._model)], self._optimizers)
-        self._task = self._worker.submit(lambda: self._write(moment))
+        self.task = self._worker.submit(lambda: self._write(moment))
 
     def _too_large(self, moment: Moment) -> str:
         """Why states and batches are more than a bundle may hold; empty if they are not."""

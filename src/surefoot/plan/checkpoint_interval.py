@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from surefoot.plan.page import Section, format_bytes, format_hours
+from surefoot.plan.page import PageSection, format_bytes, format_hours
 from surefoot.plan.plan_error import PlanError
 from surefoot.train.recipe import Recipe
 
@@ -67,9 +67,9 @@ def checkpoint_interval(
 
 def interval_section(
     interval: CheckpointInterval, recipe: Recipe, update_seconds: float, hours: float, disk: float
-) -> Section:
+) -> PageSection:
     """The interval and what it follows from, as rows."""
-    section = Section("checkpoints", "Checkpoints")
+    section = PageSection("checkpoints", "Checkpoints")
     text = format_bytes(interval.state)
     section.add("state", "size", interval.state, text, "weights and optimizer state, all GPUs together")
     how = f"size / GPUs / {format_bytes(_COPY)}/s to the host, assumed; writing goes on in the background"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from surefoot.plan.flops import Flops
 from surefoot.plan.hardware import Cluster
-from surefoot.plan.layout import Exchange
 from surefoot.plan.measured import CheckMeasured
-from surefoot.plan.page import Section, format_hours
+from surefoot.plan.page import PageSection, format_hours
+from surefoot.plan.parallel_layout import Exchange
 from surefoot.plan.steps import StepCounts
 
 
@@ -33,9 +33,9 @@ def run_cost(counts: StepCounts, exchange: Exchange, cluster: Cluster, check: Ch
     return RunCost(update, how, seconds, seconds * cluster.gpus / 3600)
 
 
-def cost_section(cost: RunCost, flops: Flops, counts: StepCounts, cluster: Cluster, price: float | None) -> Section:
+def cost_section(cost: RunCost, flops: Flops, counts: StepCounts, cluster: Cluster, price: float | None) -> PageSection:
     """Time and cost as rows."""
-    section = Section("cost", "Time and cost")
+    section = PageSection("cost", "Time and cost")
     section.add("flops_per_sample", "FLOPs a sample", flops.per_sample, f"{flops.per_sample:.3g}", flops.how)
     if flops.counted != flops.per_sample:
         how = "counted by torch on fake tensors, attention without a causal mask"

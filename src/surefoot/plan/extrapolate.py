@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.plan.fake_step import StepMemory, StepOptions, run_fake_step
+from surefoot.plan.fake_step import FakeStepOptions, StepMemory, run_fake_step
 from surefoot.plan.phase_tracker import Bytes, Phase
 from surefoot.plan.plan_error import PlanError
 from surefoot.train.recipe import Recipe
@@ -44,7 +44,7 @@ def short_length(blocks: int, every: int) -> int:
 
 
 def measure_model(
-    recipe: Recipe, make_batch: Callable[[], Any], blocks: list[int], names: list[str], options: StepOptions
+    recipe: Recipe, make_batch: Callable[[], Any], blocks: list[int], names: list[str], options: FakeStepOptions
 ) -> ModelMemory:
     """Run short models and extrapolate: every phase's bytes grow by the same amount with each block."""
     period = max(recipe.speed.checkpoint_activations, 1)

@@ -28,7 +28,7 @@ _LOW_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class StepOptions:
+class FakeStepOptions:
     """What changes the memory of a step beside the recipe."""
 
     keep_gradients: bool = False
@@ -85,7 +85,11 @@ def make_fake_model(recipe: Recipe) -> FakeModel:
 
 
 def run_fake_step(
-    recipe: Recipe, make_batch: Callable[[], Any], lengths: tuple[int, ...] | None, starts: int, options: StepOptions
+    recipe: Recipe,
+    make_batch: Callable[[], Any],
+    lengths: tuple[int, ...] | None,
+    starts: int,
+    options: FakeStepOptions,
 ) -> StepMemory:
     """A step of the recipe's model, its stacks shortened to `lengths`, when the optimizer's state exists."""
     with fake_mode():
@@ -95,7 +99,7 @@ def run_fake_step(
         return _measure(fake, recipe, make_batch(), starts, options)
 
 
-def _measure(fake: FakeModel, recipe: Recipe, batch: Any, starts: int, options: StepOptions) -> StepMemory:
+def _measure(fake: FakeModel, recipe: Recipe, batch: Any, starts: int, options: FakeStepOptions) -> StepMemory:
     model = fake.model
     try:
         precision = _prepare(model, recipe, options)
@@ -141,7 +145,7 @@ def _make_optimizer_state(
         model.zero_grad()
 
 
-def _prepare(model: nn.Module, recipe: Recipe, options: StepOptions) -> Precision:
+def _prepare(model: nn.Module, recipe: Recipe, options: FakeStepOptions) -> Precision:
     spec = recipe.precision
     if spec.compute == "tf32":  # the same bytes, and no change of torch's global settings
         spec = spec.model_copy(update={"compute": "float32"})

@@ -7,8 +7,8 @@ from typing import Any
 
 from surefoot.plan.hardware import Cluster
 from surefoot.plan.memory_plan import MemoryPlanner
-from surefoot.plan.model_facts import ModelFacts
-from surefoot.plan.page import Section, format_bytes
+from surefoot.plan.model_size import ModelSize
+from surefoot.plan.page import PageSection, format_bytes
 from surefoot.plan.plan_recipe import replaced
 from surefoot.plan.settings_advice import best_precision
 from surefoot.train.recipe import Recipe
@@ -47,7 +47,7 @@ def fast_path(recipe: Recipe, planner: MemoryPlanner, cluster: Cluster) -> list[
     return steps
 
 
-def _changes(recipe: Recipe, facts: ModelFacts, cluster: Cluster, per_rank: int) -> list[tuple[dict[str, Any], str]]:
+def _changes(recipe: Recipe, facts: ModelSize, cluster: Cluster, per_rank: int) -> list[tuple[dict[str, Any], str]]:
     compute = recipe.precision.compute
     if compute == "float32":
         compute, _ = best_precision(facts.parameters, cluster)
@@ -82,9 +82,9 @@ def _lines(settings: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def path_section(steps: list[PathStep]) -> Section:
+def path_section(steps: list[PathStep]) -> PageSection:
     """Every step as lines to paste, with its memory."""
-    section = Section("path", "From the float32 baseline to the fast configuration")
+    section = PageSection("path", "From the float32 baseline to the fast configuration")
     for number, step in enumerate(steps):
         fits = "" if step.fits is None else ", fits" if step.fits else ", does not fit"
         how = f"{step.lines}: {step.why}{fits}"

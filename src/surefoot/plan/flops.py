@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from surefoot.plan.fake_step import fake_mode, loss_function_of, make_fake_model, mean_loss
-from surefoot.plan.model_facts import ModelFacts
+from surefoot.plan.model_size import ModelSize
 from surefoot.plan.plan_error import PlanError
 from surefoot.train.recipe import Recipe
 
@@ -25,7 +25,7 @@ class Flops:
     """The same, counted operation by operation."""
 
 
-def flops_of(recipe: Recipe, facts: ModelFacts, make_batch: Callable[[], Any], samples: int) -> Flops:
+def flops_of(recipe: Recipe, facts: ModelSize, make_batch: Callable[[], Any], samples: int) -> Flops:
     """By formula where tokens and layers are known, else counted; `samples` is the size of the batch."""
     counted = _count(recipe, facts, make_batch) / samples
     width, tokens, layers = recipe.model.arguments.get("width"), recipe.data.context, sum(facts.stack_blocks)
@@ -37,7 +37,7 @@ def flops_of(recipe: Recipe, facts: ModelFacts, make_batch: Callable[[], Any], s
     return Flops(formula, how, counted)
 
 
-def _count(recipe: Recipe, facts: ModelFacts, make_batch: Callable[[], Any]) -> float:
+def _count(recipe: Recipe, facts: ModelSize, make_batch: Callable[[], Any]) -> float:
     """Of short models, from which the whole follows: every block of a stack costs the same."""
     short = [min(2, blocks) for blocks in facts.stack_blocks]
     try:

@@ -16,12 +16,12 @@ from surefoot.plan.compute_cost import cost_section, run_cost
 from surefoot.plan.fast_path import fast_path, path_section
 from surefoot.plan.flops import flops_of
 from surefoot.plan.hardware import Cluster, local_gpu
-from surefoot.plan.layout import MFU, Speed, choose_layout, exchange, layout_section, proposed_lines
 from surefoot.plan.measured import CheckMeasured, calibrate, clip_section, read_check
 from surefoot.plan.memory_pages import changes, changes_section, memory_section, verdict
 from surefoot.plan.memory_plan import MemoryPlanner, MemorySplit
-from surefoot.plan.model_facts import ModelFacts, model_facts
-from surefoot.plan.page import Section, format_bytes, format_count
+from surefoot.plan.model_size import ModelSize, model_size
+from surefoot.plan.page import PageSection, format_bytes, format_count
+from surefoot.plan.parallel_layout import MFU, Speed, choose_layout, exchange, layout_section, proposed_lines
 from surefoot.plan.plan_error import PlanError
 from surefoot.plan.plan_recipe import recipe_from_file, recipe_from_options, replaced, usual_settings
 from surefoot.plan.settings_advice import settings_section
@@ -64,7 +64,7 @@ class Plan:
     recipe: Recipe
     fits: bool | None
     verdict: str
-    sections: list[Section] = field(default_factory=list)
+    sections: list[PageSection] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"recipe": self.recipe.model_dump(mode="json"), "fits": self.fits}
@@ -86,7 +86,7 @@ def make_plan(request: PlanRequest) -> Plan:
     if request.cluster is None and recipe.device != "cpu":
         request = replace(request, cluster=local_gpu())
     check = read_check(request.check) if request.check else None
-    facts = model_facts(recipe)
+    facts = model_size(recipe)
     known = _known_data(recipe, request) if request.source is not None else KnownData()
     batch = None
     if known.data is not None and recipe.data.kind == "own":
@@ -233,8 +233,8 @@ def _with_layout(recipe: Recipe, planner: MemoryPlanner, speed: Speed | None, re
     return replaced(recipe, **free)
 
 
-def _model_section(recipe: Recipe, facts: ModelFacts) -> Section:
-    section = Section("model", f"Model: {recipe.model.factory}")
+def _model_section(recipe: Recipe, facts: ModelSize) -> PageSection:
+    section = PageSection("model", f"Model: {recipe.model.factory}")
     shape = ", ".join(f"{name} {value}" for name, value in recipe.model.arguments.items())
     section.add("parameters", "parameters", facts.parameters, format_count(facts.parameters), shape or "counted")
     if facts.trained != facts.parameters:
@@ -242,9 +242,9 @@ def _model_section(recipe: Recipe, facts: ModelFacts) -> Section:
     return section
 
 
-def _hardware_section(recipe: Recipe, cluster: Cluster, mfu: float) -> Section:
+def _hardware_section(recipe: Recipe, cluster: Cluster, mfu: float) -> PageSection:
     gpu, compute = cluster.gpu, recipe.precision.compute
-    section = Section("hardware", f"Hardware: {cluster.gpus} x {gpu.name}")
+    section = PageSection("hardware", f"Hardware: {cluster.gpus} x {gpu.name}")
     guess = "assumed by its memory; name the GPU for its speed, as 8xH100" if cluster.assumed else "named"
     section.add("gpu", "GPU", gpu.name, gpu.name, f"{guess}, {format_bytes(gpu.memory)}")
     peak = gpu.peak(compute)

@@ -11,7 +11,7 @@ import numpy as np
 
 from surefoot.journal.reader import read
 from surefoot.plan.memory_plan import Calibration, MemorySplit
-from surefoot.plan.page import Section, format_bytes
+from surefoot.plan.page import PageSection, format_bytes
 from surefoot.plan.plan_error import PlanError
 from surefoot.train.build import run_dir_of
 from surefoot.train.preflight.journal_columns import applied, later_half
@@ -71,9 +71,9 @@ def calibrate(check: CheckMeasured, planned: MemorySplit) -> Calibration | None:
     return Calibration(within, max(0.0, reserved / (within * planned.within_step)), check.source)
 
 
-def clip_section(recipe: Recipe, check: CheckMeasured | None) -> Section:
+def clip_section(recipe: Recipe, check: CheckMeasured | None) -> PageSection:
     """The clip threshold from measured norms, if there are any."""
-    section = Section("clipping", "Clip threshold")
+    section = PageSection("clipping", "Clip threshold")
     run_dir = run_dir_of(recipe)
     if check is not None and check.clip is not None:
         how = f"{_CLIP_FACTOR:g} x the normal maximum of the norms in {check.source}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.plan.memory_plan import CONTEXT, NCCL, MemoryPlanner, MemorySplit
-from surefoot.plan.model_facts import ModelFacts
-from surefoot.plan.page import Section, format_bytes, format_count
+from surefoot.plan.model_size import ModelSize
+from surefoot.plan.page import PageSection, format_bytes, format_count
 from surefoot.plan.plan_recipe import replaced
 from surefoot.train.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MemoryChange:
     """A change of the recipe that may need less memory."""
 
     lines: str
@@ -27,17 +27,17 @@ class Change:
         return self.memory.total <= capacity
 
 
-def changes(recipe: Recipe, planner: MemoryPlanner, ranks: int, now: MemorySplit) -> list[Change]:
+def changes(recipe: Recipe, planner: MemoryPlanner, ranks: int, now: MemorySplit) -> list[MemoryChange]:
     """What needs less memory, most saved first."""
     found = []
     for lines, words, price, variant in _variants(recipe, planner.facts, ranks):
         memory = planner.plan(variant, ranks)
         if (saved := now.total - memory.total) > 0.005 * now.total:
-            found.append(Change(lines, words, price, memory, saved))
+            found.append(MemoryChange(lines, words, price, memory, saved))
     return sorted(found, key=lambda change: -change.saved)
 
 
-def _variants(recipe: Recipe, facts: ModelFacts, ranks: int) -> list[tuple[str, str, str, Recipe]]:
+def _variants(recipe: Recipe, facts: ModelSize, ranks: int) -> list[tuple[str, str, str, Recipe]]:
     variants = []
     strategy, batch = recipe.parallel.strategy, recipe.batch
     order = ("data", "zero1", "zero2", "zero3")
@@ -67,7 +67,7 @@ def _variants(recipe: Recipe, facts: ModelFacts, ranks: int) -> list[tuple[str, 
     return variants
 
 
-def verdict(memory: MemorySplit, capacity: float | None, found: list[Change]) -> str:
+def verdict(memory: MemorySplit, capacity: float | None, found: list[MemoryChange]) -> str:
     """In one sentence: whether it fits, by how much, and what would help."""
     if capacity is None:
         return f"needs {format_bytes(memory.total)} on each GPU; name the GPUs (--gpus 8x80GB) to see whether it fits"
@@ -79,11 +79,11 @@ def verdict(memory: MemorySplit, capacity: float | None, found: list[Change]) ->
 
 
 def memory_section(
-    memory: MemorySplit, recipe: Recipe, facts: ModelFacts, ranks: int, capacity: float | None, source: str = ""
-) -> Section:
+    memory: MemorySplit, recipe: Recipe, facts: ModelSize, ranks: int, capacity: float | None, source: str = ""
+) -> PageSection:
     """The parts as rows, which sum up to the total, then the peaks and the layers; `source` calibrated them."""
     strategy = recipe.parallel.strategy if ranks > 1 else "single"
-    section = Section(
+    section = PageSection(
         "memory", f"Memory of one {'GPU' if memory.context else 'process'}, {strategy}, peak in {memory.phase}"
     )
     for key, label, how in _hows(memory, recipe, facts, ranks, source):
@@ -109,7 +109,7 @@ def memory_section(
     return section
 
 
-def _layer_rows(section: Section, name: str, blocks: int, kept: int, attention: int) -> None:
+def _layer_rows(section: PageSection, name: str, blocks: int, kept: int, attention: int) -> None:
     how = f"kept by {blocks} blocks for backward, {format_bytes(kept / max(blocks, 1))} each, measured"
     section.add(f"layers_{name}", f"{name}, kept", kept, format_bytes(kept), how)
     if attention:
@@ -117,9 +117,7 @@ def _layer_rows(section: Section, name: str, blocks: int, kept: int, attention: 
         section.add(f"attention_{name}", f"{name}, attention", attention, format_bytes(attention), share)
 
 
-def _hows(
-    memory: MemorySplit, recipe: Recipe, facts: ModelFacts, ranks: int, source: str
-) -> list[tuple[str, str, str]]:
+def _hows(memory: MemorySplit, recipe: Recipe, facts: ModelSize, ranks: int, source: str) -> list[tuple[str, str, str]]:
     """Key, label and explanation of each part."""
     strategy = recipe.parallel.strategy if ranks > 1 else "single"
     count, sharded = format_count(facts.parameters), strategy in ("zero2", "zero3")
@@ -158,9 +156,9 @@ def _hows(
     ]
 
 
-def changes_section(found: list[Change], capacity: float | None) -> Section:
+def changes_section(found: list[MemoryChange], capacity: float | None) -> PageSection:
     """Each cheaper change with what it saves."""
-    section = Section("changes", "Changes that need less memory")
+    section = PageSection("changes", "Changes that need less memory")
     for change in found:
         how = f"{change.lines}: {format_bytes(change.memory.total)}"
         if capacity is not None:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from surefoot.plan.extrapolate import ModelMemory, StackLayers, measure_model
-from surefoot.plan.fake_step import StepMemory, StepOptions, fake_copy, language_batch
-from surefoot.plan.model_facts import ModelFacts
+from surefoot.plan.fake_step import FakeStepOptions, StepMemory, fake_copy, language_batch
+from surefoot.plan.model_size import ModelSize
 from surefoot.plan.phase_tracker import Bytes, Phase
 from surefoot.plan.plan_recipe import replaced
 from surefoot.plan.sharded_memory import sharded_phases
@@ -92,7 +92,7 @@ class Calibration:
 class MemoryPlanner:
     """Plans the memory of variants of one recipe; steps that were measured are kept."""
 
-    def __init__(self, facts: ModelFacts, *, batch: Any = None, batch_size: int = 1, on_gpu: bool = True) -> None:
+    def __init__(self, facts: ModelSize, *, batch: Any = None, batch_size: int = 1, on_gpu: bool = True) -> None:
         """`batch` is one of the recipe's, of `batch_size` samples, for data that is not tokens."""
         self.facts = facts
         self.calibration = Calibration()
@@ -106,7 +106,7 @@ class MemoryPlanner:
         if strategy in ("zero2", "zero3"):
             return self._sharded(recipe, ranks)
         keep = recipe.batch.accumulate > 1 or strategy != "single"
-        measured = self._measure(recipe, StepOptions(keep_gradients=keep))
+        measured = self._measure(recipe, FakeStepOptions(keep_gradients=keep))
         shards = ranks if strategy == "zero1" else 1
         split = {phase: _replicated(peak, measured.step.states, shards) for phase, peak in measured.step.peaks.items()}
         return self._split(split, measured, ranks)
@@ -114,7 +114,7 @@ class MemoryPlanner:
     def _sharded(self, recipe: Recipe, ranks: int) -> MemorySplit:
         """FSDP: the activations are measured with weights in the type that is computed in, the rest is arithmetic."""
         states = self._optimizer_step(recipe)
-        measured = self._measure(recipe, StepOptions(low_precision_weights=True))
+        measured = self._measure(recipe, FakeStepOptions(low_precision_weights=True))
         return self._split(sharded_phases(self.facts, recipe, ranks, measured.step, states), measured, ranks)
 
     def _split(self, phases: dict[Phase, dict[str, int]], measured: ModelMemory, ranks: int) -> MemorySplit:
@@ -160,9 +160,9 @@ class MemoryPlanner:
     def _optimizer_step(self, recipe: Recipe) -> StepMemory:
         """A step whose activations do not matter: the optimizer's state and what its step needs."""
         smallest = replaced(recipe, batch_size=1, speed_checkpoint_activations=0)
-        return self._measure(smallest, StepOptions()).step
+        return self._measure(smallest, FakeStepOptions()).step
 
-    def _measure(self, recipe: Recipe, options: StepOptions) -> ModelMemory:
+    def _measure(self, recipe: Recipe, options: FakeStepOptions) -> ModelMemory:
         optimizer = "" if options.low_precision_weights else recipe.optimizer
         compute = "float32" if recipe.precision.compute == "tf32" else recipe.precision.compute
         speed = (recipe.speed.checkpoint_activations, recipe.speed.attention)

@@ -28,7 +28,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Section:
+class PageSection:
     """Rows on one topic, then remarks."""
 
     key: str
@@ -50,12 +50,12 @@ class Section:
         return data
 
 
-def page_text(sections: Sequence[Section]) -> str:
+def page_text(sections: Sequence[PageSection]) -> str:
     """All sections as plain text, at most 80 columns wide."""
     return "\n\n".join("\n".join(_lines(section)) for section in sections)
 
 
-def _lines(section: Section) -> Iterator[str]:
+def _lines(section: PageSection) -> Iterator[str]:
     yield section.title
     yield "-" * len(section.title)
     for row in section.rows:

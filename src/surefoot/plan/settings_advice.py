@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.plan.hardware import Cluster
-from surefoot.plan.model_facts import ModelFacts
-from surefoot.plan.page import Section
+from surefoot.plan.model_size import ModelSize
+from surefoot.plan.page import PageSection
 from surefoot.plan.plan_recipe import GPT3, usual_settings
 from surefoot.train.recipe import Recipe
 
@@ -16,7 +16,7 @@ _HUGE_BATCH = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageSettings:
     """Usual settings of one stage of training a language model; batch sizes are for a GPU of 24 GB."""
 
     epochs: str
@@ -25,11 +25,11 @@ class Stage:
 
 
 STAGES = {
-    "pretrain": Stage("1 to 2", "64 to 128", 5e-4),
-    "sft": Stage("2 to 5", "32 to 64", 1e-6),
-    "lora": Stage("10 to 50", "32 to 64", 1e-4),
-    "dpo": Stage("1 to 2", "8 to 16", 4e-8),
-    "ppo": Stage("as rewards rise", "as it fits", 8e-8),
+    "pretrain": StageSettings("1 to 2", "64 to 128", 5e-4),
+    "sft": StageSettings("2 to 5", "32 to 64", 1e-6),
+    "lora": StageSettings("10 to 50", "32 to 64", 1e-4),
+    "dpo": StageSettings("1 to 2", "8 to 16", 4e-8),
+    "ppo": StageSettings("as rewards rise", "as it fits", 8e-8),
 }
 
 
@@ -56,10 +56,10 @@ def best_optimizer(task: str, samples: int) -> tuple[str, str]:
 
 
 def settings_section(
-    recipe: Recipe, facts: ModelFacts, cluster: Cluster | None, samples: int, stage_name: str
-) -> Section:
+    recipe: Recipe, facts: ModelSize, cluster: Cluster | None, samples: int, stage_name: str
+) -> PageSection:
     """Precision, optimizer and settings of the stage as rows, and what to change as recipe lines."""
-    section = Section("settings", "Settings")
+    section = PageSection("settings", "Settings")
     lines = []
     compute, why = best_precision(facts.parameters, cluster)
     section.add("precision", "precision.compute", compute, compute, why)
@@ -77,7 +77,7 @@ def settings_section(
     return section
 
 
-def _add_stage(section: Section, recipe: Recipe, facts: ModelFacts, name: str) -> list[str]:
+def _add_stage(section: PageSection, recipe: Recipe, facts: ModelSize, name: str) -> list[str]:
     """Rows of the stage of a language model; returns what differs from the recipe."""
     stage = STAGES[name]
     lr, how = stage.lr, f"usual for {name} (--stage names another)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surefoot.plan.fake_step import StepMemory
-from surefoot.plan.model_facts import ModelFacts
+from surefoot.plan.model_size import ModelSize
 from surefoot.plan.phase_tracker import Phase
 from surefoot.train.recipe import Recipe
 
@@ -14,7 +14,7 @@ def low_width(recipe: Recipe) -> int:
 
 
 def sharded_phases(
-    facts: ModelFacts, recipe: Recipe, ranks: int, step: StepMemory, optimizer_step: StepMemory
+    facts: ModelSize, recipe: Recipe, ranks: int, step: StepMemory, optimizer_step: StepMemory
 ) -> dict[Phase, dict[str, int]]:
     """Bytes of each part in each phase; `step` was measured with weights in the computing type.
 

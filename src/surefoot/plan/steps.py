@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from surefoot.data.corpus import TrainingData, open_data
-from surefoot.plan.page import Section, format_count
+from surefoot.plan.page import PageSection, format_count
 from surefoot.plan.plan_error import PlanError
 from surefoot.plan.text_lengths import TextLengths
 from surefoot.train.factories import call_factory
@@ -85,9 +85,9 @@ def open_recipe_data(recipe: Recipe, ranks: int) -> TrainingData:
     return open_data(spec, seed=recipe.seed, rank=0, world_size=ranks, batch_size=recipe.batch.size, **custom)
 
 
-def steps_section(counts: StepCounts, recipe: Recipe, ranks: int) -> Section:
+def steps_section(counts: StepCounts, recipe: Recipe, ranks: int) -> PageSection:
     """The counts as rows."""
-    section = Section("steps", "Steps")
+    section = PageSection("steps", "Steps")
     batch, context = recipe.batch, recipe.data.context
     how = f"samples: batch.size {batch.size} x accumulate {batch.accumulate} x {ranks} GPU{'s' * (ranks > 1)}"
     samples, per_update = counts.effective_batch, counts.tokens_per_update

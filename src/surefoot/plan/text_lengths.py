@@ -12,7 +12,7 @@ import numpy as np
 from surefoot.data.source_files import find_files
 from surefoot.data.stdlib_corpus import library_files
 from surefoot.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
-from surefoot.plan.page import Section
+from surefoot.plan.page import PageSection
 from surefoot.train.recipe import Recipe
 
 _MAX_TEXTS, _MAX_CHARS = 400, 2_000_000
@@ -70,9 +70,9 @@ def lengths_of(texts: Sequence[str], tokenizer: Tokenizer, context: int) -> Text
     return TextLengths(len(texts), characters, int(tokens.sum()), (low, high, highest), longer, size)
 
 
-def lengths_section(lengths: TextLengths, recipe: Recipe) -> Section:
+def lengths_section(lengths: TextLengths, recipe: Recipe) -> PageSection:
     """The lengths as rows."""
-    section = Section("texts", f"Texts, with the tokenizer {Path(recipe.data.tokenizer).name}")
+    section = PageSection("texts", f"Texts, with the tokenizer {Path(recipe.data.tokenizer).name}")
     per_token = lengths.characters / max(lengths.tokens, 1)
     how = f"{lengths.characters:,} characters / {lengths.tokens:,} tokens of {lengths.texts} texts, measured"
     section.add("characters_per_token", "characters a token", per_token, f"{per_token:.3g}", how)

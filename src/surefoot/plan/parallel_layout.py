@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from surefoot.plan.flops import Flops
 from surefoot.plan.hardware import Cluster
 from surefoot.plan.memory_plan import MemoryPlanner, MemorySplit
-from surefoot.plan.model_facts import ModelFacts
-from surefoot.plan.page import Section, format_bytes, format_hours
+from surefoot.plan.model_size import ModelSize
+from surefoot.plan.page import PageSection, format_bytes, format_hours
 from surefoot.plan.plan_recipe import replaced
 from surefoot.plan.sharded_memory import low_width
 from surefoot.train.recipe import Recipe
@@ -47,7 +47,7 @@ class Speed:
     mfu: float = MFU
 
 
-def exchange(recipe: Recipe, facts: ModelFacts, speed: Speed) -> Exchange:
+def exchange(recipe: Recipe, facts: ModelSize, speed: Speed) -> Exchange:
     """What a ring sends: (N - 1) / N of each tensor for a gather, a scatter or a broadcast, twice that for a sum."""
     cluster, strategy = speed.cluster, recipe.parallel.strategy
     width = low_width(recipe)
@@ -88,7 +88,7 @@ def choose_layout(
     return best
 
 
-def _variants(recipe: Recipe, facts: ModelFacts, ranks: int, fixed: frozenset[str]) -> Iterator[Recipe]:
+def _variants(recipe: Recipe, facts: ModelSize, ranks: int, fixed: frozenset[str]) -> Iterator[Recipe]:
     strategies = STRATEGIES if ranks > 1 and "parallel.strategy" not in fixed else (recipe.parallel.strategy,)
     chosen = "speed.checkpoint_activations" in fixed or not facts.can_recompute
     recomputes = (recipe.speed.checkpoint_activations,) if chosen else (0, 1)
@@ -137,11 +137,13 @@ def _value(recipe: Recipe, key: str) -> object:
     return getattr(getattr(recipe, section), name)
 
 
-def layout_section(recipe: Recipe, facts: ModelFacts, sent: Exchange, memory: MemorySplit, cluster: Cluster) -> Section:
+def layout_section(
+    recipe: Recipe, facts: ModelSize, sent: Exchange, memory: MemorySplit, cluster: Cluster
+) -> PageSection:
     """What is exchanged, and whether it hides behind the computation, as rows."""
     strategy = recipe.parallel.strategy if cluster.gpus > 1 else "single"
     nodes = f"{cluster.gpus} GPUs in {cluster.nodes} node{'s' * (cluster.nodes > 1)}"
-    section = Section("layout", f"Layout: {strategy}, {nodes if cluster.gpus > 1 else 'one GPU'}")
+    section = PageSection("layout", f"Layout: {strategy}, {nodes if cluster.gpus > 1 else 'one GPU'}")
     if cluster.gpus > 1:
         section.add(
             "sent", "sent per update", sent.bytes_sent, format_bytes(sent.bytes_sent), f"by each GPU: {sent.how}"
@@ -163,7 +165,7 @@ def layout_section(recipe: Recipe, facts: ModelFacts, sent: Exchange, memory: Me
     return section
 
 
-def _way_out(recipe: Recipe, facts: ModelFacts, memory: MemorySplit, cluster: Cluster) -> str:
+def _way_out(recipe: Recipe, facts: ModelSize, memory: MemorySplit, cluster: Cluster) -> str:
     """What would hold a model that does not fit."""
     if least := min_gpus(recipe, facts, memory, cluster, keeps_all=recipe.batch.accumulate > 1):
         return f"About {least} such GPUs hold it with zero3 and this batch."
@@ -175,7 +177,7 @@ def _way_out(recipe: Recipe, facts: ModelFacts, memory: MemorySplit, cluster: Cl
     return "No number of such GPUs holds it: one sample needs tensor parallelism, which recipes do not offer."
 
 
-def min_gpus(recipe: Recipe, facts: ModelFacts, memory: MemorySplit, cluster: Cluster, *, keeps_all: bool) -> int:
+def min_gpus(recipe: Recipe, facts: ModelSize, memory: MemorySplit, cluster: Cluster, *, keeps_all: bool) -> int:
     """GPUs over which zero3 would spread the state so that the rest fits; 0 if none suffice."""
     gathered = low_width(recipe) * (facts.root + 2 * facts.largest_block)
     reduced = (low_width(recipe) + 4) * (facts.root + facts.largest_block)

@@ -15,7 +15,7 @@ from surefoot.train.speed import block_stacks
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelSize:
     """Numbers of the whole model; tied weights count once."""
 
     parameters: int
@@ -43,7 +43,7 @@ class ModelFacts:
         return self.parameters - sum(self.blocks)
 
 
-def model_facts(recipe: Recipe) -> ModelFacts:
+def model_size(recipe: Recipe) -> ModelSize:
     """Build the whole model on fake tensors and count."""
     with fake_mode():
         fake = make_fake_model(recipe)
@@ -51,7 +51,7 @@ def model_facts(recipe: Recipe) -> ModelFacts:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not trained:
         raise PlanError(f"model.factory: {recipe.model.factory} made a model without trainable parameters")
-    return ModelFacts(
+    return ModelSize(
         parameters=sum(p.numel() for p in model.parameters()),
         trained=trained,
         embedding=_looked_up(model),
