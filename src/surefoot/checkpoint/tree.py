@@ -6,7 +6,7 @@ import copy
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -151,3 +151,18 @@ def find_wrapper_class(name: str) -> Any:
     if not isinstance(cls, type) or not issubclass(cls, Tensor) or not hasattr(cls, "__tensor_unflatten__"):
         raise ValueError(f"the tensor subclass {name} is unknown: import {module} before attach")
     return cls
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested containers, and in the fields of dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from tensors_in(getattr(value, name))

@@ -19,9 +19,10 @@ from surefoot.checkpoint.format.rank_files import CheckpointMismatch, TensorEntr
 from surefoot.checkpoint.format.shard_reader import read_part
 from surefoot.checkpoint.format.shards import Shard, can_hold, write_shards
 from surefoot.checkpoint.rng import RngStates, get_torch_rng_states
+from surefoot.checkpoint.tree import tensors_in
 from surefoot.journal.incident_folders import STEPS_JSON, InvalidIncident
 from surefoot.records import StepMetrics
-from surefoot.trials.kept_steps import KeptStep, copied, num_bytes, tensors_in
+from surefoot.trials.kept_steps import KeptStep, copied, num_bytes
 
 KERNEL_OPTIONS = frozenset({"fused", "foreach", "capturable", "differentiable"})
 """Optimizer options that say how to compute on a device, not what; another machine has its own."""

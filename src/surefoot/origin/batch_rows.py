@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.origin.op_trace import tensors_in
+from surefoot.checkpoint.tree import tensors_in
 
 
 def num_samples(batch: Any) -> int:

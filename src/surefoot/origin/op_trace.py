@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from surefoot.checkpoint.tree import tensors_in
 from surefoot.measure.layout import to_local
 from surefoot.origin.call_site import CallSite, CallSites
 from surefoot.origin_record import TensorRange
@@ -229,21 +230,6 @@ def no_probes() -> Iterator[None]:
     """What is done inside is not traced."""
     with torch.no_grad(), _disable_current_modes():
         yield
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested containers, and in the fields of dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors_in(part)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from tensors_in(getattr(value, name))
 
 
 def floats_in(value: Any) -> Iterator[Tensor]:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.checkpoint.tree import tensors_in
 from surefoot.measure.layout import to_local
 from surefoot.origin.call_site import CallSites, plain_name
-from surefoot.origin.op_trace import OpTrace, TracedOp, is_finite, no_probes, tensors_in
+from surefoot.origin.op_trace import OpTrace, TracedOp, is_finite, no_probes
 
 StepFn = Callable[[nn.Module, Any], Tensor]
 

@@ -10,11 +10,11 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from surefoot.checkpoint.tree import tensors_in
 from surefoot.kinds import Cause
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
 from surefoot.preflight_checks.loop_probe import PreflightContext
 from surefoot.preflight_checks.observe import Observation
-from surefoot.trials.kept_steps import tensors_in
 
 FEW_BATCHES = 4
 DUPLICATES = 0.2

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from surefoot.checkpoint.tree import tensors_in
 from surefoot.preflight_checks.observe import Changes, Observation, observe
 from surefoot.preflight_checks.short_training import STEPS, RangeTest, ShortTraining, Trainer, group_peak
-from surefoot.trials.kept_steps import copied, tensors_in
+from surefoot.trials.kept_steps import copied
 
 SEED = 0
 PROBE_ROWS = 8

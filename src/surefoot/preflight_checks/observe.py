@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from surefoot.trials.kept_steps import tensors_in
+from surefoot.checkpoint.tree import tensors_in
 
 Changes = Callable[[list[Tensor]], list[Tensor]]
 """Given the tensors of a call of the model, in the order of `tensors_in`, returns the ones to use instead."""

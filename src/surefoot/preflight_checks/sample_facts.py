@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from surefoot.checkpoint.tree import tensors_in
 from surefoot.kinds import Cause
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, place_of, sure
 from surefoot.preflight_checks.loop_probe import CannotTell, PreflightContext
 from surefoot.preflight_checks.target_facts import relative_change
-from surefoot.trials.kept_steps import tensors_in
 
 LEAKS = 1e-3
 """Relative change of one sample's outputs with another sample: more than rounding."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.checkpoint.tree import tensors_in
 from surefoot.kinds import Cause
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
 from surefoot.preflight_checks.loop_probe import CannotTell, PreflightContext
 from surefoot.preflight_checks.observe import LossCall, Observation
 from surefoot.preflight_checks.parameter_facts import gradients
-from surefoot.trials.kept_steps import roll_tensor, tensors_in
+from surefoot.trials.kept_steps import roll_tensor
 
 SAME = 0.95
 """Fraction of targets that equal an input, above which they are taken from it."""

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from surefoot.checkpoint.rng import RngStates, get_torch_rng_states
 from surefoot.checkpoint.snapshot_ages import most_crowded
+from surefoot.checkpoint.tree import tensors_in
 from surefoot.records import StepMetrics
 from surefoot.trials.rank_agreement import TrialFailed
 
@@ -265,21 +266,6 @@ def loop_clip(step: KeptStep) -> float:
     if row.applied_norm < 0.999 * row.norm:
         return row.applied_norm
     return row.clip if row.clip_factor < 1.0 else math.inf
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested containers, and in the fields of dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors_in(part)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from tensors_in(getattr(value, name))
 
 
 def num_bytes(value: Any) -> int:

@@ -15,9 +15,10 @@ from surefoot.actions.force_float32 import ForceFloat32
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.rng import set_rng_states
 from surefoot.checkpoint.train_state import TrainState
+from surefoot.checkpoint.tree import tensors_in
 from surefoot.measure.layout import to_local
 from surefoot.trials.data_parallel import DataParallelPasses
-from surefoot.trials.kept_steps import KeptStep, Options, TakenStep, tensors_in
+from surefoot.trials.kept_steps import KeptStep, Options, TakenStep
 from surefoot.trials.rank_agreement import RankAgreement, RankFailed, TrialFailed
 
 StepFn = Callable[[nn.Module, Any], Tensor]
