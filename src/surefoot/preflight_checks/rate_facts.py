@@ -45,7 +45,7 @@ def learning_rate(c: PreflightContext) -> Iterator[PreflightFinding]:
     if (run.diverged or _rises(run)) and helped:
         make = doubtful if c.has_warmup else sure  # a warmup may carry the run over this
         yield make(Cause.LEARNING_RATE, f"lr {lr:.3g} is too high: the loss rises", how, fix + ".", **values)
-    elif ratio > EXTREME_RATIO and not falls(run) and len(run.losses) >= MANY_STEPS:
+    elif ratio > EXTREME_RATIO and (run.diverged or (not falls(run) and len(run.losses) >= MANY_STEPS)):
         yield sure(Cause.LEARNING_RATE, f"lr {lr:.3g} is too high for the weights", how, fix + ".", **values)
     elif lower and len(run.losses) >= MANY_STEPS and _is_high(run, min(lower.values())):
         yield doubtful(Cause.LEARNING_RATE, f"lr {lr:.3g} is high", how, fix + ", or use a warmup.", **values)
