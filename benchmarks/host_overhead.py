@@ -28,8 +28,8 @@ from surefoot.guard.attached import AttachedGuard
 from surefoot.guard.recovery import Recovery
 from surefoot.journal.writer import Journal
 from surefoot.judge.judge import Judge
+from surefoot.measure.block_layout import AsyncReadback
 from surefoot.measure.grad_stats import GradStats
-from surefoot.measure.readback import AsyncReadback
 
 TENSORS = (75, 300)
 WIDTH = 8

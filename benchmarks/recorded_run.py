@@ -23,7 +23,7 @@ from surefoot.judge.remedies import remedy_id
 from surefoot.records import SCHEMA, Action, Cause, Decision, FindingKind, StepMetrics, StepOverrides
 
 LAG = 2
-"""Rows in flight when one is judged; equals `measure.readback.LAG`, which cannot be imported without torch."""
+"""Rows in flight when one is judged; equals `measure.block_layout.LAG`, which cannot be imported without torch."""
 NOTES = ("attached", "rewired", "rewound", "failed")
 """Event names that show what the judge was notified of between rows, and which rows were in flight then."""
 _COLUMNS = {f.name: str(f.type) for f in fields(StepMetrics)}

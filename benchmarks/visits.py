@@ -37,7 +37,7 @@ STEPS = 15
 SAVE_EVERY = 47
 """The first two saves of the run are part of the warm-up, the third comes after the counted steps."""
 NEVER = 10**6
-"""Steps between two snapshots in memory, and two looks at the machine, where a save is counted: without either."""
+"""Steps between two snapshots, looks at the machine, and measures of the weights, where a save is counted: without."""
 PAUSE_SECONDS = 0.005
 """In every step, so that background threads get on, and waiting for a save is no change of pace."""
 SAVE_TIMEOUT_SECONDS = 60.0

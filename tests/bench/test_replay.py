@@ -28,7 +28,7 @@ from surefoot.gate.rule import NormRule, make_decider, new_gate_memory
 from surefoot.journal.strict_json import dumps, loads_object
 from surefoot.judge.policy import Policy
 from surefoot.judge.thresholds import Thresholds
-from surefoot.measure import readback
+from surefoot.measure import block_layout
 from surefoot.measure.block_layout import UNITS_START, SummarySlot, VerdictSlot
 from surefoot.records import Action, Decision, Event, StepMetrics, Verdict
 
@@ -357,7 +357,7 @@ def test_policy_round_trips_through_run_json() -> None:
 
 
 def test_lag_equals_that_of_the_readback() -> None:
-    assert LAG == readback.LAG
+    assert LAG == block_layout.LAG
 
 
 def test_replayed_norm_rule_equals_that_of_the_gate() -> None:

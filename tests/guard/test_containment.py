@@ -21,8 +21,8 @@ from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.judge import Judge
+from surefoot.measure.block_layout import AsyncReadback
 from surefoot.measure.grad_stats import GradStats, SeenGrads
-from surefoot.measure.readback import AsyncReadback
 from surefoot.measure.resources import StepTimer, SystemMonitor
 from surefoot.measure.weight_stats import UpdateSample
 

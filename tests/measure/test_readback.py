@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.measure.readback import LAG, AsyncReadback
+from surefoot.measure.block_layout import LAG, AsyncReadback
 
 
 def test_rows_arrive_two_sends_later_and_in_order(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import time
@@ -119,6 +120,8 @@ def _check(recipe: Recipe, options: CheckOptions, *, as_json: bool) -> int:
     def on_hang(report: CheckReport) -> None:
         print_it(report)
         sys.stdout.flush()
+        for worker in multiprocessing.active_children():  # one that reads data may be what hangs
+            worker.kill()
         os._exit(exit_codes.FAILED)  # a hung main thread cannot end itself
 
     try:

@@ -27,6 +27,7 @@ from surefoot.data.token_cache import (
 )
 from surefoot.data.token_store import TokenStore, TokenWriter, find_token_outside, open_token_files
 from surefoot.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
+from surefoot.data.worker_count import Workers, resolve_workers
 
 _MAX_IN_MEMORY, _MAX_IN_MEMORY_BYTE_TOKENS = 1 << 18, 64 << 20
 """Bytes of text up to which each process tokenizes in memory; more for byte tokens, which are fast."""
@@ -58,7 +59,7 @@ class DataSpec(Protocol):
     @property
     def shuffle(self) -> bool: ...
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> Workers: ...
     @property
     def prefetch(self) -> int: ...
     @property
@@ -136,17 +137,18 @@ def open_data(
         )
     except ValueError as error:
         raise DataError(str(error)) from None
+    workers = resolve_workers(spec.workers, cheap=is_language)
     collate_fn = ReportingCollate(datasets.collate)
     unreadable_log = UnreadableLog(spec.bad_samples, datasets.report.unreadable)
     train_loader = TrainLoader(
         ReplaceUnreadable(datasets.train),
         sampler,
         unreadable_log,
-        num_workers=spec.workers,
+        num_workers=workers,
         collate_fn=collate_fn,
         pin_memory=pin_memory,
-        persistent_workers=spec.workers > 0,
-        prefetch_factor=spec.prefetch if spec.workers else None,
+        persistent_workers=workers > 0,
+        prefetch_factor=spec.prefetch if workers else None,
     )
     eval_loader = None
     if datasets.eval is not None and len(datasets.eval):

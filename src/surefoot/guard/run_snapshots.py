@@ -70,7 +70,7 @@ class RunSnapshots:
         if newly_good:
             ring.mark_good(proven)
         latest = self._reader.latest
-        proposing = latest is not None and self.interval.row_read(latest, ring.size)
+        proposing = self.interval.measures and latest is not None and self.interval.row_read(latest, ring.size)
         if self._several_ranks:
             changed = agree_on_interval(self.interval, ring, self.pipeline, self._reader)
         else:

@@ -14,8 +14,7 @@ from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.policy import Policy
-from surefoot.measure.block_layout import SharedSlot
-from surefoot.measure.readback import LAG
+from surefoot.measure.block_layout import LAG, SharedSlot
 from surefoot.records import NAN, StepMetrics
 
 LADDER = (5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
@@ -86,12 +85,13 @@ class SnapshotInterval:
         self._share = policy.snapshot_time_share
         self._settle_rows = policy.healthy_steps_to_trust + LAG
         """Updates until a snapshot may be known to be good."""
-        self._fixed = policy.snapshot_every is not None
+        self.measures = policy.snapshot_every is None
+        """Its length is chosen by what a snapshot costs."""
         self.updates = FIRST_INTERVAL if policy.snapshot_every is None else policy.snapshot_every
         """Updates between two snapshots, the same on all ranks."""
         self.proposed = NAN
         """What this rank would choose; NaN while it does not know, or where the policy says."""
-        self.agreed = self._fixed
+        self.agreed = not self.measures
         """The interval is no first guess any more."""
         self._reported = 0
         self._clock = clock
@@ -106,10 +106,6 @@ class SnapshotInterval:
         """Seconds of the last attempts."""
         self._last_attempt = -1
 
-    @property
-    def measures(self) -> bool:
-        return not self._fixed
-
     # -- what a snapshot costs
 
     def now(self) -> Any:
@@ -117,7 +113,7 @@ class SnapshotInterval:
 
     def snapshot_taken(self, snapshot: Snapshot | None, start: Any) -> None:
         """A snapshot was taken since this moment; None if there was no memory for it."""
-        if snapshot is not None and not self._fixed:
+        if snapshot is not None and self.measures:
             self._measuring = snapshot.attempt, snapshot.allocated, [(start, self._clock.now())]
 
     def waited(self, start: Any) -> None:
@@ -130,8 +126,6 @@ class SnapshotInterval:
     def row_read(self, row: StepMetrics, ring_size: int) -> bool:
         """A row was read: note how long the attempt took, and propose an interval once enough is known; returns
         whether it has just done so."""
-        if self._fixed:
-            return False
         if row.attempt != self._last_attempt:
             self._steps.append(row.seconds)
         else:  # of another optimizer that has stepped on the same backward
@@ -165,7 +159,7 @@ class SnapshotInterval:
     def agree(self, proposed: float) -> bool:
         """Take the longest interval that a rank has proposed, NaN if none has; returns whether it is to be reported:
         the first one, and then each that differs a lot from the last one reported."""
-        if self._fixed or not proposed >= 1:
+        if not self.measures or not proposed >= 1:
             return False
         self.updates, self.agreed = int(proposed), True
         low, high = sorted((self.updates, self._reported))
@@ -196,7 +190,7 @@ class SnapshotInterval:
 
     def describe(self) -> str:
         every = f"a snapshot every {self.updates} updates"
-        if self._fixed:
+        if not self.measures:
             return f"{every} (Policy.snapshot_every)"
         if not self.agreed:
             return f"{every} until it is known what one costs"

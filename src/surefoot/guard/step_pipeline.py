@@ -23,11 +23,10 @@ from surefoot.guard.context import GuardContext
 from surefoot.guard.iteration_order import IterationOrder
 from surefoot.guard.step_metrics import RankExchange, StepContext, learn_exempt_buffers, lr_and_momentum
 from surefoot.measure.batch_stats import find_float_tensor, measure_batch
-from surefoot.measure.block_layout import HostBlock, SharedSlot, SummarySlot, VerdictSlot
+from surefoot.measure.block_layout import AsyncReadback, HostBlock, SharedSlot, SummarySlot, VerdictSlot
 from surefoot.measure.grad_stats import GradStats, SeenGrads
 from surefoot.measure.layout import ParamLayout, layout_params, main_device
 from surefoot.measure.nan_tracer import NanTracer
-from surefoot.measure.readback import AsyncReadback
 from surefoot.measure.resources import StepTimer, SystemMonitor
 from surefoot.measure.weight_stats import AlternatingWeights, UpdateSample
 from surefoot.records import NAN, JudgedBy, Verdict

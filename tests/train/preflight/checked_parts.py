@@ -28,6 +28,8 @@ class Counting(Dataset[dict[str, Tensor]]):
             index = 0
         if self.fault == "stuck" and index % 50 == 7:
             time.sleep(600)
+        if self.fault == "slow":
+            time.sleep(0.02)
         number = self.first + index
         begin = torch.arange(LENGTH + 1) * (1 + number % 3) + number // 3
         row = begin % self.vocab

@@ -119,6 +119,14 @@ def test_samples_without_a_target_are_counted(tmp_path: Path) -> None:
     assert 0.15 < item.values["empty"] / 320 < 0.35
 
 
+def test_slow_samples_get_a_number_of_workers(tmp_path: Path) -> None:
+    data = _with_data("slow") | {"workers": 0}
+    _, items = _checked(_recipe(tmp_path, data=data), steps=8)
+    assert items["speed"].status is CheckStatus.WARNING
+    assert "with 0 workers" in items["speed"].fix
+    assert "data.workers=" in items["speed"].fix
+
+
 def test_held_out_samples_in_the_training_data_fail(tmp_path: Path) -> None:
     _, items = _checked(_recipe(tmp_path, data=_with_data(first=0)), steps=50)
     assert items["data: held out"].status is CheckStatus.FAILED
@@ -227,14 +235,15 @@ def test_recipe_that_cannot_be_built_gets_one_message(arguments: list[str], mess
     assert "Traceback" not in done.output
 
 
-def test_hanging_trial_is_ended_and_the_line_is_named(tmp_path: Path) -> None:
-    path = _write_recipe(tmp_path, data=_with_data("stuck"))
+@pytest.mark.parametrize(("workers", "place"), [(0, "checked_parts.py"), (1, "data.workers=0")])
+def test_hanging_trial_is_ended_and_the_line_is_named(tmp_path: Path, workers: int, place: str) -> None:
+    path = _write_recipe(tmp_path, data=_with_data("stuck") | {"workers": workers})
     folder = Path(__file__).parent
     command = [sys.executable, "-m", "surefoot", "check", path, "--patience", "5", "--json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 1, done.stderr
     hangs = [item for item in json.loads(done.stdout)["items"] if item["name"] == "no hang"]
-    assert "checked_parts.py" in hangs[0]["found"]
+    assert place in hangs[0]["found"]
     assert not (tmp_path / "runs").exists()
 
 

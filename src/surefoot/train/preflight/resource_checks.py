@@ -10,6 +10,7 @@ import psutil
 import torch
 from rich.filesize import decimal
 
+from surefoot.data.worker_count import cores_per_rank, workers_needed
 from surefoot.journal.reader import Run
 from surefoot.parallel import World
 from surefoot.sinks.progress import format_duration
@@ -87,12 +88,23 @@ def _speed(trial: ShortRun, run: Run, world: World) -> CheckItem:
         values["utilisation"] = float(utilisation.mean())
         message += f", the device is busy {utilisation.mean():.0%} of the time"
     if wait > _DATA_BOUND:
-        fix = "Data loading is the bottleneck: set data.workers=4 or more, and raise data.prefetch."
-        return warning(name, message, fix, **values)
+        return warning(name, message, _more_workers(trial.facts.workers, per_update, wait), **values)
     if len(utilisation) and utilisation.mean() < _DEVICE_IDLE:
         fix = "Kernel launches are the bottleneck: raise batch.size, or set speed.compile=true."
         return warning(name, message, fix, **values)
     return ok(name, message, **values)
+
+
+def _more_workers(workers: int, seconds: float, wait: float) -> str:
+    """What to do about a step of which the share `wait` goes into waiting for data."""
+    needed = workers_needed(workers, compute=(1 - wait) * seconds, wait=wait * seconds)
+    measured = f"Data loading is the bottleneck: with {workers} workers it keeps {1 - wait:.0%} of the pace. "
+    if needed <= cores_per_rank():
+        return f"{measured}Set data.workers={needed}."
+    return (
+        f"{measured}It would take about {needed}, and this rank has {cores_per_rank()} cores: "
+        f"set data.workers={cores_per_rank()}, and make samples cheaper to read."
+    )
 
 
 def _total_time(trial: ShortRun, run: Run, recipe: Recipe) -> CheckItem:

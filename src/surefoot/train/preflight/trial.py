@@ -48,6 +48,8 @@ class TrialFacts:
     notes: list[str]
     unreadable: list[UnreadableSample]
     eval_batches: int | None
+    workers: int
+    """Processes that read the data of this rank."""
 
 
 @dataclass(slots=True)
@@ -210,6 +212,7 @@ def _facts(parts: RunParts) -> TrialFacts:
         notes=list(parts.data.notes),
         unreadable=[],
         eval_batches=None if eval_loader is None else min(len(eval_loader), parts.recipe.evaluation.batches),
+        workers=parts.data.train_loader.num_workers,
     )
 
 

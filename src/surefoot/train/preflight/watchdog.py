@@ -16,6 +16,9 @@ _LIBRARY_FOLDERS = (str(Path(__file__).parents[2]), sysconfig.get_path("stdlib")
 """Full paths of surefoot and the standard library: a user's own folder may have the same name."""
 _LIBRARY_PARTS = ("site-packages", "dist-packages", "<frozen", "<string>")
 
+_WAITS_FOR_WORKERS = "_try_get_data"
+"""The method of torch's and torchdata's loaders in which they wait for their worker processes."""
+
 
 class Watchdog:
     """Calls `on_hang` with a message, from its own thread, when there was no `beat` for `patience` seconds."""
@@ -50,7 +53,10 @@ class Watchdog:
 
     def _current_line(self) -> str:
         frame = sys._current_frames().get(self._main_thread)
-        return user_line(traceback.extract_stack(frame) if frame is not None else [])
+        stack = traceback.extract_stack(frame) if frame is not None else []
+        if any(call.name == _WAITS_FOR_WORKERS for call in stack):
+            return "a process that reads data; check with data.workers=0 to see the line"
+        return user_line(stack)
 
 
 def user_line(stack: Sequence[traceback.FrameSummary]) -> str:

@@ -85,7 +85,10 @@ class DataSection(Section):
         default=None, ge=1, description="Use at most this many bytes (text), tokens, or samples (chat)."
     )
     shuffle: bool = True
-    workers: int = Field(default=0, ge=0, description="Loader processes per rank; 4 to 8 for slow data.")
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        default="auto",
+        description="Loader processes per rank. auto: one for each core but one, up to 4, with kind own; else 0.",
+    )
     prefetch: int = Field(default=2, ge=1, description="Batches each worker reads ahead.")
     bad_samples: int = Field(default=100, ge=0, description="Unreadable samples to skip before the run stops.")
 
