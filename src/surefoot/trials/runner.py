@@ -24,7 +24,6 @@ from surefoot.trials.branches import (
     Branch,
     BranchId,
     BranchResult,
-    gain,
     is_better,
 )
 from surefoot.trials.conclusion import (
@@ -43,10 +42,9 @@ from surefoot.trials.kept_steps import (
     StepRecorder,
     TakenStep,
     loop_clip,
-    roll_tensor,
     scaled_lr,
-    tensors_in,
 )
+from surefoot.trials.pairs import depends_on_pairs
 from surefoot.trials.rank_agreement import TrialFailed
 from surefoot.trials.sandbox import Sandbox, UpdateFailed
 
@@ -62,8 +60,6 @@ SETTING_CHANGE = 1.05
 """A learning rate, or a momentum's memory, that has risen by this factor may be a cause."""
 UNREAD_STEPS = 2
 """Steps whose numbers have not arrived yet."""
-DEPENDENCE_MARGINS = 3.0
-"""By how many margins mixed pairs must be worse: it is asked again and again while batches are refused."""
 UNSEEN_BATCHES = 3
 """Refused batches that are not trained on when it is tried whether the others teach anything about them."""
 
@@ -219,18 +215,7 @@ class TrialRunner:
         with self._sandbox.opened():
             for step in refused[: -len(unseen)]:
                 self._sandbox.train_step(step, options=step.options, max_norm=loop_clip(step))
-            return self._depends_on_pairs(unseen)
-
-    def _depends_on_pairs(self, steps: Sequence[KeptStep]) -> bool | None:
-        """Whether the loss of these steps rises when their inputs are paired with other targets."""
-        mixed = [mixed_batches(step.batches) for step in steps]
-        if self._agreement.any(not all(mixed)):
-            return None
-        plain = self._sandbox.losses(steps)
-        # Which tensor holds the targets is not known: mixing at least one of them must do harm.
-        count = int(min(row[0] for row in self._agreement.gather([min(map(len, mixed))])))
-        rolled = [self._sandbox.losses(steps, [ways[i] for ways in mixed]) for i in range(count)]
-        return any(gain(plain, losses) > DEPENDENCE_MARGINS for losses in rolled)
+            return depends_on_pairs(self._sandbox, unseen)
 
     def retake(self, trial: Trial, rewind: Callable[[], None]) -> int:
         """Take the steps of the best branch once more, after `rewind`, and keep what they lead to; returns how many
@@ -301,13 +286,6 @@ def _is_cured(trial: Trial) -> bool:
     """A branch that changes something ends no worse than the snapshot."""
     changed = [result for result in trial.results.values() if result.branch is not BranchId.NOTHING]
     return any(not is_better(trial.reference, result.probe_losses) for result in changed)
-
-
-def mixed_batches(batches: Sequence[Any]) -> list[list[Any]]:
-    """The batches with inputs paired with targets of other samples: for each of their tensors, it alone rolled by one
-    sample; where there is only one tensor, its positions reversed."""
-    count = len(list(tensors_in(batches[0])))
-    return [[roll_tensor(batch, i, only=count == 1) for batch in batches] for i in range(count)]
 
 
 def find_suspects(steps: Sequence[KeptStep], onset: int) -> frozenset[int]:
