@@ -239,6 +239,19 @@ def test_a_run_too_hot_from_its_first_update_is_restarted_even_with_a_nan_batch_
     assert all(math.isfinite(branch["probe_loss"]) for branch in restart["branches"][1:])
 
 
+def test_a_restart_does_not_lower_a_learning_rate_that_the_loop_itself_has_lowered_since(
+    tmp_path: Path, fault_free: float
+) -> None:
+    run = Run(lr=lambda step: 1.0 if step < 6 else 3e-3)
+    loss = run.train(tmp_path)
+
+    assert run.continued[0]["values"]["snapshot"] == -1
+    restart = run.continued[0]["values"]["carried_out"]["overrides"]
+    assert "lasting_lr_factor" not in restart
+    assert restart["max_lr"][0] >= 3e-3
+    assert loss < 1.1 * fault_free
+
+
 def test_no_trials_with_trial_seconds_0(tmp_path: Path) -> None:
     policy = surefoot.Policy(snapshot_every=10, weights_every=10, trial_seconds=0)
     model = nn.Linear(16, 8)

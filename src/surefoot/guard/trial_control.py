@@ -188,17 +188,22 @@ class TrialControl:
         self._hopeless = 0
         if self.on_harm is not None:
             self.on_harm(decision, trial)
-        overrides = decision.overrides or StepOverrides()
-        overrides = StepOverrides(
-            lasting_lr_factor=overrides.lasting_lr_factor * best.lr_factor,
-            clip=(trial.max_norm,) if best.clip else (),
-        )
+        overrides = self._overrides_of_restart(trial, best, decision.overrides or StepOverrides())
         cause = decision.cause if best.cause is Cause.UNKNOWN else best.cause
         self._reader.record(diagnosis_by_trial(decision, cause, trial.describe(), trial.as_json()))
         reason = f"{decision.reason}; {settings_text(best)}"
         decision = replace(decision, cause=cause, overrides=overrides, reason=reason)
         retake = functools.partial(self._restart_runner.retake, trial)
         return decision, Continuation(trial.snapshot, best, retake)
+
+    def _overrides_of_restart(self, trial: RestartTrial, best: Branch, before: StepOverrides) -> StepOverrides:
+        """What the trial shows to be too high are the learning rates that the run began with: where the loop itself has
+        lowered them since by as much, they are only capped."""
+        lasting, clip = before.lasting_lr_factor, (trial.max_norm,) if best.clip else ()
+        cap, now = best.lr_factor * trial.max_lr, self._reader.latest
+        if now is not None and 0 < now.lr * lasting <= cap and best.lr_factor < 1:
+            return StepOverrides(lasting_lr_factor=lasting, max_lr=(cap,), clip=clip)
+        return StepOverrides(lasting_lr_factor=lasting * best.lr_factor, clip=clip)
 
     def _run_restart(self, ring: SnapshotRing) -> RestartTrial:
         with self._guard_off():
@@ -253,12 +258,14 @@ class TrialControl:
         return StepOverrides(lasting_lr_factor=lasting * branch.lr_factor)
 
     def _without_harm(self, decision: Decision) -> tuple[Decision, Continuation | None] | None:
-        """What is left of a decision when nothing is wrong with the run's state: what it overrides from here on."""
+        """What is left of a decision when nothing is wrong with the run's state: what it overrides from here on.
+        Batches that did no harm are no reason to refuse others like them."""
         if decision.action is Action.ACCEPT:
             return (decision, None) if self._can_be_learnt(decision) else None
         if decision.action is Action.STOP or decision is self._tried_suspicion:
             return None
-        return replace(decision, action=Action.CONSTRAIN, reset_optimizer=False), None
+        overrides = None if decision.overrides is None else decision.overrides.without_ceilings()
+        return replace(decision, action=Action.CONSTRAIN, reset_optimizer=False, overrides=overrides), None
 
     def _can_be_learnt(self, decision: Decision) -> bool:
         """Whether the data that was refused so far should be let in; the judge's word counts where no trial can say."""
