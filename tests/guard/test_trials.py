@@ -106,6 +106,7 @@ def test_damaged_optimizer_state_is_undone_without_losing_an_update(tmp_path: Pa
     assert trial["best"] == "replay"
     assert trial["causes"] == [Cause.OPTIMIZER_STATE]
     assert trial["deviation_attempt"] in (ONSET, ONSET + 1)
+    assert run.of_kind("diagnosis")[0]["cause"] == Cause.OPTIMIZER_STATE, "what the trial found comes first"
     assert run.steps == STEPS
 
 
@@ -245,6 +246,7 @@ def test_a_restart_does_not_lower_a_learning_rate_that_the_loop_itself_has_lower
     run = Run(lr=lambda step: 1.0 if step < 6 else 3e-3)
     loss = run.train(tmp_path)
 
+    assert run.of_kind("decision")[0]["cause"] == Cause.SCHEDULE
     assert run.continued[0]["values"]["snapshot"] == -1
     restart = run.continued[0]["values"]["carried_out"]["overrides"]
     assert "lasting_lr_factor" not in restart

@@ -94,6 +94,7 @@ class Recovery:
         reader.traces_nan = self.origins is None
         self.incidents.recorder = made.recorder
         made.on_harm = self.incidents.trial_ended
+        reader.trials_follow = True
         return made.recorder
 
     @property
@@ -150,13 +151,17 @@ class Recovery:
         if self.incidents.writer.pending:
             self.incidents.writer.poll()
         trials = self.trials if self._barrier is None or self.pipeline.stepped else None  # as in `_within_iteration`
-        if trials is not None:
-            self._try_restart(trials)
-            self._lift_ceilings(trials)
-        if self.decisions or self.snapshots.has_messages:
-            self._apply_decisions()
-        if trials is not None:
-            self._try_suspicion(trials)
+        try:
+            if trials is not None:
+                self._try_restart(trials)
+                self._lift_ceilings(trials)
+            if self.decisions or self.snapshots.has_messages:
+                self._apply_decisions()
+            if trials is not None:
+                self._try_suspicion(trials)
+        finally:
+            if self._reader.held:
+                self._reader.release_held()
         self.snapshots.take_if_due()
 
     def pipeline_replaced(self, pipeline: StepPipeline) -> None:
@@ -170,6 +175,7 @@ class Recovery:
     def release(self) -> None:
         """Lift all overrides and free the snapshots."""
         self.snapshots.report_messages()
+        self._reader.release_held()
         self.incidents.writer.poll(wait=True)
         self.overrides.release()
         self.snapshots.ring = None

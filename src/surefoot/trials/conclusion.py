@@ -158,12 +158,14 @@ def conclude(
         f"the loss on {len(ended)} probe batches is {statistics.fmean(nothing):.4g} as the run is, and "
         f"{statistics.fmean(ended):.4g} after the updates since the snapshot were trained again {BRANCHES[best].text}"
     )
+    useless = is_better(reference, ended)  # nothing that was trained since is worth keeping
     causes = (
-        frozenset({BRANCHES[best].cause})
+        # Smaller updates do less harm whatever the harm is: only one that cures is the cause.
+        (frozenset[Cause]() if useless else frozenset({BRANCHES[best].cause}))
         if BRANCHES[best] in LAST_BRANCHES
         else _causes(results, reference, difference, changed, clipped=clipped, update_excess=update_excess)
     )
-    if is_better(reference, ended):  # nothing that was trained since is worth keeping
+    if useless:
         return Conclusion(True, BranchId.REWIND, causes, detail)
     return Conclusion(True, best, causes, detail)
 
@@ -182,6 +184,12 @@ def _candidates(difference: Difference, changed: frozenset[Cause], *, harmed: bo
         yield from (BranchId.CLIP, BranchId.FLOAT32, *(branch.id for branch in LAST_BRANCHES))
 
 
+def batches_alone_harm(results: Mapping[BranchId, BranchResult], reference: Sequence[float]) -> bool:
+    """With the settings of now, but batches from before the trouble, the run ends no worse than it was."""
+    others = results.get(BranchId.OLD_BATCHES)
+    return others is not None and not is_better(reference, others.probe_losses)
+
+
 def _causes(
     results: Mapping[BranchId, BranchResult],
     reference: Sequence[float],
@@ -198,6 +206,8 @@ def _causes(
         return frozenset({Cause.OPTIMIZER_STATE}) if by_optimizer or update_excess > EXCESS_UPDATE else WEIGHT_CAUSES
     if difference.kind is not Deviation.NONE:
         return UNIT_CAUSES if difference.kind is Deviation.UNIT else GRADIENT_CAUSES
+    if batches_alone_harm(results, reference):
+        return DATA_CAUSES
     nothing = results[BranchId.NOTHING].probe_losses
     by_cure = (
         (BranchId.OLD_SETTINGS, changed),

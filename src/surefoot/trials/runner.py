@@ -6,17 +6,19 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.snapshots import Snapshot
+from surefoot.judge.thresholds import BASELINE_ROWS
 from surefoot.records import Cause, StepMetrics, StepOverrides
 from surefoot.trials.branches import (
     BRANCHES,
     CLIP,
     FLOAT32,
     LAST_BRANCHES,
+    OLD_BATCHES,
     OLD_SETTINGS,
     OPTIMIZER_NOW,
     REPLAY,
@@ -32,6 +34,7 @@ from surefoot.trials.conclusion import (
     Conclusion,
     Deviation,
     Difference,
+    batches_alone_harm,
     conclude,
     first_difference,
 )
@@ -85,6 +88,8 @@ class Trial:
     results: dict[BranchId, BranchResult] = field(default_factory=dict)
     difference: Difference = SAME
     conclusion: Conclusion = NOTHING_FOUND
+    loss_ceiling: float = math.inf
+    """A loss that no healthy batch had and most suspects have; infinite where there is none."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -133,8 +138,11 @@ class TrialRunner:
                     break
                 if branch is OPTIMIZER_NOW:
                     self._run_optimizer_now(trial, now)
+                elif branch is OLD_BATCHES:
+                    self._run_old_batches(trial)
                 else:
                     results[branch.id] = self._run_branch(branch, trial)
+        trial.loss_ceiling = self._agreement.from_first(ceiling_between([*self._recorder], trial.onset, trial.suspects))
         trial.conclusion = self._agreement.from_first(
             conclude(
                 results,
@@ -177,14 +185,17 @@ class TrialRunner:
             raise NotKept("no numbers of the steps since the snapshot have arrived yet")
         suspects = find_suspects([*probes, *steps], onset)
         changed = self._agreement.from_first(changed_settings(probes[-1], steps))
-        return Trial(snapshot, onset, steps, probes, suspects, changed, options_before=probes[-1].options)
+        return Trial(
+            snapshot, onset, steps, probes, suspects=suspects, changed=changed, options_before=probes[-1].options
+        )
 
     def _telling_branches(self, trial: Trial, *, try_float32: bool) -> list[Branch]:
         if trial.difference.kind is Deviation.LOSS:
             return [OPTIMIZER_NOW]
         branches = [OLD_SETTINGS] if trial.changed else []
-        branches += [SKIP, CLIP, *([FLOAT32] if try_float32 else [])]
-        return branches + list(LAST_BRANCHES if _is_harmed(trial) else ())
+        harmed = _is_harmed(trial)
+        branches += [SKIP, *([OLD_BATCHES] if harmed else []), CLIP, *([FLOAT32] if try_float32 else [])]
+        return branches + list(LAST_BRANCHES if harmed else ())
 
     def _loss_factor(self, trial: Trial) -> float:
         """What the loop multiplies step_fn's loss by; 1 where the trouble may have begun already."""
@@ -245,6 +256,29 @@ class TrialRunner:
             taken = self._take_steps(OPTIMIZER_NOW, trial, trial.steps[len(before) :])
             trial.results[BranchId.OPTIMIZER_NOW] = self._result(OPTIMIZER_NOW, trial, taken, began)
 
+    def _run_old_batches(self, trial: Trial) -> None:
+        """Where leaving out the batches that stand out does not cure: take the steps since the onset on batches from
+        before it. If that does no harm, it is the batches since, whether each of them stands out or not."""
+        cured = not is_better(trial.reference, trial.results[BranchId.SKIP].probe_losses)
+        probes = {s.attempt for s in trial.probes}
+        usable = (s for s in self._recorder.usable_steps() if s.attempt <= trial.snapshot.attempt and s.applied)
+        others = self._agreement.common([s for s in usable if s.attempt not in probes])
+        since = [s for s in trial.steps if s.attempt >= trial.onset]
+        if cured or len(others) < len(since):
+            return
+        began = time.perf_counter()
+        self._sandbox.restore(trial.snapshot.copy)
+        taken = self._take_steps(REPLAY, trial, [s for s in trial.steps if s.attempt < trial.onset])
+        swapped = zip(since, others[-len(since) :], strict=True)
+        steps = [
+            replace(step, batches=old.batches, weights=old.weights, rng_states=old.rng_states) for step, old in swapped
+        ]
+        taken |= self._take_steps(OLD_BATCHES, trial, steps)
+        trial.results[BranchId.OLD_BATCHES] = self._result(OLD_BATCHES, trial, taken, began)
+        if self._agreement.any(batches_alone_harm(trial.results, trial.reference)):
+            trial.suspects = frozenset(s.attempt for s in since)
+            trial.results[BranchId.SKIP] = self._run_branch(SKIP, trial)
+
     def _result(self, branch: Branch, trial: Trial, taken: dict[int, TakenStep], began: float) -> BranchResult:
         probe_losses = tuple(self._sandbox.losses(trial.probes))
         losses, norms = {k: s.loss for k, s in taken.items()}, {k: s.norm for k, s in taken.items()}
@@ -275,6 +309,17 @@ class TrialRunner:
                     break
                 taken[step.attempt] = TakenStep(loss, norm, options, max_norm)
         return taken
+
+
+def ceiling_between(steps: Sequence[KeptStep], onset: int, suspects: frozenset[int]) -> float:
+    """A loss above those of the steps before the onset and below those of most suspects; infinite if they overlap."""
+    before = [s.row.loss for s in steps if s.row is not None and s.row.applied and s.attempt < onset][-BASELINE_ROWS:]
+    harmful = [s.row.loss for s in steps if s.row is not None and s.attempt in suspects]
+    if len(before) < MIN_PROBES or not harmful:
+        return math.inf
+    highest = max(before)
+    ceiling = highest + (highest - statistics.median(before)) / 2
+    return ceiling if statistics.median(harmful) > ceiling else math.inf
 
 
 def _is_harmed(trial: Trial) -> bool:
