@@ -122,6 +122,20 @@ def test_damaged_weights_are_told_from_damaged_optimizer_state(tmp_path: Path, f
     assert run.steps == STEPS
 
 
+def test_gradients_that_something_leaves_behind_are_zeroed_from_then_on(tmp_path: Path) -> None:
+    def leave_gradients(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for p in model.parameters() if step >= ONSET else ():
+            p.grad = torch.full_like(p, 0.05)
+
+    bare, run = Run(damage=leave_gradients).train(None), Run(damage=leave_gradients)
+    assert run.train(tmp_path) < 0.5 * bare
+    last = run.continued[-1]["values"]
+    assert last["deviation"] == "gradient"
+    assert Cause.ACCUMULATION in last["causes"]
+    assert Cause.TRANSIENT not in last["causes"]
+    assert last["carried_out"]["overrides"]["zero_all_grads"]
+
+
 def test_a_learning_rate_that_harms_is_named_and_capped_for_the_steps_since(tmp_path: Path, fault_free: float) -> None:
     def lr(step: int) -> float:
         return 0.5 if step >= ONSET else 3e-3

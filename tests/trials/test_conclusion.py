@@ -46,6 +46,19 @@ def test_the_first_difference_is_dated_and_named(
     assert (difference.kind, difference.attempt) == (kind, attempt)
 
 
+def test_a_difference_in_the_gradients_that_comes_again_is_no_transient_one() -> None:
+    steps = [2.0, 1.9, 1.8, 1.7, 1.6, 1.5]
+    again = replay(steps, [0.5] * 6)
+    every_step = first_difference(rows([2.0, 1.9, 1.81, 1.72, 1.63, 1.9], [0.5, 0.5, 0.9, 1.2, 1.1, 1.3]), again)
+    once = first_difference(rows([2.0, 1.9, 1.8, 2.9, 2.8, 2.7], [0.5, 0.5, 9.0, 2.0, 2.0, 2.0]), again)
+    assert (every_step.kind, every_step.attempt, every_step.lasting) == (Deviation.GRADIENT, 2, True)
+    assert (once.kind, once.attempt, once.lasting) == (Deviation.GRADIENT, 2, False)
+    branches = results(nothing=BAD, replay=GOOD)
+    named = [conclude(branches, GOOD, d, NOBODY, clipped=False, update_excess=1.0).causes for d in (every_step, once)]
+    assert Cause.ACCUMULATION in named[0] & named[1]
+    assert Cause.TRANSIENT in named[1] - named[0]
+
+
 def conclusion(
     branches: dict[BranchId, BranchResult], changed: frozenset[Cause] = NOBODY, *, clipped: bool = False
 ) -> Conclusion:

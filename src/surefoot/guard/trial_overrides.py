@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefoot.records import Cause, StepOverrides
 from surefoot.trials.branches import Branch
-from surefoot.trials.conclusion import WEIGHT_CAUSES
+from surefoot.trials.conclusion import LASTING_GRADIENT_CAUSES, WEIGHT_CAUSES
 from surefoot.trials.restart import RestartTrial
 
 SETTING_CAUSES = frozenset({Cause.LEARNING_RATE, Cause.SCHEDULE, Cause.MOMENTUM})
@@ -14,6 +14,8 @@ def overrides_for(causes: frozenset[Cause], overrides: StepOverrides | None) -> 
     """Of the overrides that go with a decision, those that answer what a trial found; all where it found no cause."""
     if overrides is None or not causes:
         return overrides
+    if causes == LASTING_GRADIENT_CAUSES:  # what backward adds to is not what it should be: zero it
+        return StepOverrides(zero_all_grads=True, lasting_lr_factor=overrides.lasting_lr_factor)
     if causes & (WEIGHT_CAUSES | {Cause.OPTIMIZER_STATE}) and Cause.ACCUMULATION not in causes:
         return StepOverrides(lasting_lr_factor=overrides.lasting_lr_factor)  # it came from outside, and is over
     if causes <= SETTING_CAUSES:
