@@ -28,6 +28,7 @@ from surefoot.records import (
     Decision,
     Diagnosis,
     Event,
+    FindingKind,
     Note,
     Outcome,
     StepMetrics,
@@ -194,6 +195,11 @@ class MetricsReader:
     def held_causes(self) -> list[Cause]:
         """The causes in the diagnoses that are held back, the likeliest first."""
         return [event.cause for event in self.held if isinstance(event, Diagnosis)]
+
+    def held_rests_on(self, detector: FindingKind) -> bool:
+        """Whether a diagnosis that is held back has a finding of this detector among its evidence."""
+        diagnoses = (event for event in self.held if isinstance(event, Diagnosis))
+        return any(detector in event.evidence.get("findings", ()) for event in diagnoses)
 
     def lead_held(self, diagnosis: Diagnosis) -> None:
         """Put this diagnosis, by a trial, before those that are held back."""

@@ -29,6 +29,7 @@ from surefoot.records import (
     Cause,
     Decision,
     Diagnosis,
+    FindingKind,
     StepMetrics,
     StepOverrides,
     Verdict,
@@ -333,6 +334,9 @@ class TrialControl:
         # That smaller updates help, too, says less than what the rules have seen.
         open_causes = [c for c in likely if c in causes or BRANCHES.get(trial.conclusion.best) in LAST_BRANCHES]
         if not causes or (decision.cause in causes and likely[:1] == open_causes[:1]):
+            return decision
+        # An optimizer that has trained damaged weights is damaged, too: weights that were seen to jump were first.
+        if causes <= {Cause.OPTIMIZER_STATE} and self._reader.held_rests_on(FindingKind.WEIGHT_JUMP):
             return decision
         cause = next(iter(open_causes or [c for c in PREFERRED if c in causes]), sorted(causes)[0])
         if likely[:1] != [cause]:
