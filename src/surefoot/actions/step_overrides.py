@@ -104,9 +104,9 @@ class OverrideApplier:
         are those of the last update, unchanged."""
         if not any(o.zero_all_grads or (stale and o.zero_stale_grads) for o in self._overrides):
             return False
-        stale = [p.grad for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        grads = [p.grad for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         with torch.no_grad():
-            for grad in stale:
+            for grad in grads:
                 grad.zero_()
         return True
 
