@@ -151,17 +151,15 @@ class Recovery:
         if self.incidents.writer.pending:
             self.incidents.writer.poll()
         trials = self.trials if self._barrier is None or self.pipeline.stepped else None  # as in `_within_iteration`
-        try:
-            if trials is not None:
-                self._try_restart(trials)
-                self._lift_ceilings(trials)
-            if self.decisions or self.snapshots.has_messages:
-                self._apply_decisions()
-            if trials is not None:
-                self._try_suspicion(trials)
-        finally:
-            if self._reader.held:
-                self._reader.release_held()
+        if trials is not None:
+            self._try_restart(trials)
+            self._lift_ceilings(trials)
+        if self.decisions or self.snapshots.has_messages:
+            self._apply_decisions()
+        if trials is not None:
+            self._try_suspicion(trials)
+        if self._reader.held:
+            self._reader.release_held()
         self.snapshots.take_if_due()
 
     def pipeline_replaced(self, pipeline: StepPipeline) -> None:
@@ -198,6 +196,7 @@ class Recovery:
             try:
                 result = self._try_and_apply(decision)
             except TrainingStopped:
+                self._reader.release_held()
                 if self.on_stop is not None:
                     self.on_stop()
                 raise
@@ -239,6 +238,7 @@ class Recovery:
         self._reader.record(decision)
         self.decisions = []  # about the run that is over
         if continuation is None:
+            self._reader.release_held()
             apply(decision, self)  # a stop
             return
         result = self._continue_from(continuation, self.ring)
