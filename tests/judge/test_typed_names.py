@@ -20,10 +20,13 @@ READERS = (
     "src/surefoot/journal/policy_aliases.py",
 )
 """Where the names are defined, and where those of earlier versions are."""
-NAMES = {member.value for enum in (Cause, FindingKind, RemedyId, Severity, HarmKind, Action) for member in enum}
+DTYPES = {"float32"}
+"""Names that are those of a dtype as well, which recipes compare with."""
+NAMES = {
+    member.value for enum in (Cause, FindingKind, RemedyId, Severity, HarmKind, Action) for member in enum
+} - DTYPES
 OTHER_MEANINGS = {
     "clip": "an argument, and a column",
-    "float32": "a dtype",
     "jump": "a label of a log, and an earlier name of a threshold",
     "labels": "a part of a batch",
     "loss_scale": "a number of a run, and an option of a decision",
@@ -38,15 +41,11 @@ OTHER_MEANINGS = {
 }
 """Names that are keys of something else too; they are only looked for in comparisons."""
 OTHER_COMPARISONS = {
-    "src/surefoot/train/preflight/resume_checks.py": {"float32"},
-    "src/surefoot/train/speed.py": {"float32"},
-    "src/surefoot/plan/fast_path.py": {"float32"},
-    "src/surefoot/plan/memory_pages.py": {"float32"},
     "src/surefoot/journal/columns.py": {"nonfinite"},
     "src/surefoot/guard/checkpointer.py": {"stop"},
     "src/surefoot/guard/preemption.py": {"stop"},
 }
-"""Comparisons with a dtype, a column, and what the ranks agree on."""
+"""Comparisons with a column, and with what the ranks agree on."""
 LOOKUPS = ("get", "pop", "setdefault")
 
 
