@@ -45,9 +45,12 @@ def write(board: Scoreboard, folder: Path) -> Path:
 def _text(board: Scoreboard) -> str:
     split = next((s.split for s in board.scenarios), Split.REPORT)
     machine = f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
+    own = not any(rule.name in board.interventions for rule in (make() for make in INTERVENTION_RULES))
+    command = COMMAND.replace("zoo", "zoo --own") if own else COMMAND
+    left_out = " Loops of other projects were left out." if own else ""
     return "\n\n".join(
         [
-            f"# The zoo\n\nWritten by `{COMMAND}` ({split} split; {machine}); every number below was measured.",
+            f"# The zoo\n\nWritten by `{command}` ({split} split; {machine}); every number below was measured.{left_out}",
             _INTRODUCTION,
             "![detected and cured faults against false alarms, by rule](zoo/rules.png)",
             tables(board).replace("\n## ", "\n### "),
