@@ -47,10 +47,11 @@ def _text(board: Scoreboard) -> str:
     machine = f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
     own = not any(rule.name in board.interventions for rule in (make() for make in INTERVENTION_RULES))
     command = COMMAND.replace("zoo", "zoo --own") if own else COMMAND
-    left_out = " Loops of other projects were left out." if own else ""
+    written = f"Written by `{command}` ({split} split; {machine}); every number below was measured."
+    written += " Loops of other projects were left out." if own else ""
     return "\n\n".join(
         [
-            f"# The zoo\n\nWritten by `{command}` ({split} split; {machine}); every number below was measured.{left_out}",
+            f"# The zoo\n\n{written}",
             _INTRODUCTION,
             "![detected and cured faults against false alarms, by rule](zoo/rules.png)",
             tables(board).replace("\n## ", "\n### "),
