@@ -36,6 +36,8 @@ def test_it_is_where_the_run_ignores_its_inputs_and_the_restart_has_learnt_somet
     assert trial.best is not None
     assert trial.best.id is BranchId.RESTART_LR_03
     assert trial_of(losses, ignores_inputs=True).best is None
+    both = {BranchId.RESTART, BranchId.RESTART_LR_03}
+    assert trial_of(losses, ignores_inputs=True, learnt_inputs=both).best is None, "the same settings teach them, too"
 
 
 def kept_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Sandbox, list[KeptStep]]:

@@ -223,17 +223,19 @@ def choose(trial: RestartTrial) -> None:
 
     Of branches that end alike it is the one with the least change; of learning rates the next lower one, or the one
     that ends lowest if it is lower still: what went well for these few steps may still be too high for the next ones.
-    Of a run that has learnt nothing about its inputs there is nothing to lose.
+    Of a run that has learnt nothing about its inputs there is nothing to lose, unless a restart with the same settings
+    learns: then it has only begun late.
     """
     results, reference = trial.results, trial.reference
     nothing = results[BranchId.NOTHING].probe_losses
     trial.learnt_nothing = not _is_better(nothing, reference)
     learnt = 0.0 if trial.learnt_nothing else statistics.fmean(reference) - statistics.fmean(nothing)
+    taught = set[BranchId]() if BranchId.RESTART in trial.learnt_inputs else trial.learnt_inputs
     helpful: list[tuple[Branch, Sequence[float]]] = []
     for branch in BRANCHES:
         losses = results[branch.id].probe_losses if branch.id in results else nothing
         gained = statistics.fmean(reference) - statistics.fmean(losses)
-        more = branch.id in trial.learnt_inputs or gained >= LEARNT_RATIO * learnt
+        more = branch.id in taught or gained >= LEARNT_RATIO * learnt
         if _is_better(losses, nothing) and not _is_better(reference, losses) and more:
             helpful.append((branch, losses))
     if not helpful:
