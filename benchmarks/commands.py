@@ -30,6 +30,7 @@ def zoo(
     split: SplitName = "report",
     only: Annotated[str, typer.Option(help="Only scenarios whose name contains this, such as rate or decoder.")] = "",
     quick: Annotated[bool, typer.Option(help="One run per cause, about two minutes.")] = False,
+    own: Annotated[bool, typer.Option("--own", help="Leave out other projects' loops.")] = False,
     seeds: Annotated[int, typer.Option(min=1, max=2, help="Seeds per scenario; with 1 the scenarios alternate.")] = 1,
     jobs: Jobs = 0,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the runs, reused by the next call.")] = Path(
@@ -49,7 +50,7 @@ def zoo(
     check_split("bench zoo", split)
     if page is not None and importlib.util.find_spec("matplotlib") is None:
         raise fail("bench zoo: --page draws plots and needs matplotlib: pip install 'surefoot[plots]'")
-    selection = Selection(split=Split(split), only=only, quick=quick, seeds=seeds)
+    selection = Selection(split=Split(split), only=only, quick=quick, seeds=seeds, own=own)
     raise typer.Exit(show(selection, jobs=jobs, out=out, page=page, as_json=as_json))
 
 

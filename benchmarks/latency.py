@@ -1,5 +1,6 @@
 """`surefoot bench judge` and `bench rewind`: time to judge one row, to take a snapshot and to rewind to it; how often
-snapshots are taken in training, and how many updates a rewind then loses."""
+snapshots are taken in training, how many updates a rewind then loses, and how long trials take from a suspicion to the
+decision."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,8 @@ DAMAGE = 10.0
 """Factor on all matrices."""
 SMALL_BATCH = 2, 128
 """Samples and tokens per batch on the CPU, and where `bench overhead` does not train this size."""
+TRIAL_BATCH = {"tiny": (16, 256)}
+"""The same where trials are timed: of the recipe lm-tiny."""
 
 
 def judge_latency(tensors: int = 300, rows: int = 2000) -> str:
@@ -138,4 +142,45 @@ def updates_lost(size: str = "124m", device: str | None = None) -> str:
     return (
         f"{where}; weights damaged before update {DAMAGED_AT}: rewound {rewound['attempt'] + 1 - DAMAGED_AT} updates "
         f"later to update {held}, {DAMAGED_AT - held} good updates lost"
+    )
+
+
+def decision_time(size: str = "124m", device: str | None = None) -> str:
+    """Seconds from a suspicion to the decision when trials are run: weights of a decoder in training are damaged, and
+    the update after which surefoot acts takes that much longer than the others."""
+    import torch
+
+    from benchmarks.overhead import BATCH, OverheadCase, OverheadLoop
+    from surefoot.models.decoder import next_token_loss
+    from surefoot.trials.conclusion import TrialEvent
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    batch = BATCH[device].get(size, SMALL_BATCH) if device == "cuda" else TRIAL_BATCH.get(size, SMALL_BATCH)
+    loop = OverheadLoop(OverheadCase(size, device=device, batch=batch))
+    seconds: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        given: dict[str, Any] = {"run_dir": folder, "clip": 1.0, "step_fn": next_token_loss}
+        tried: list[TrialEvent] = []
+        with surefoot.attach(loop.model, loop.optimizers, **given) as guard:
+            guard.on_event(lambda e: tried.append(e) if isinstance(e, TrialEvent) else None)
+            for update in range(MAX_UPDATES):
+                if tried:
+                    break
+                if update == DAMAGED_AT:
+                    with torch.no_grad():
+                        for p in loop.model.parameters():
+                            p.mul_(DAMAGE if p.dim() > 1 else 1.0)
+                start = time.perf_counter()
+                loss, tokens = loop.loss()
+                guard.watch(loss, tokens).backward()
+                loop.finish()
+                seconds.append(time.perf_counter() - start)
+    where = f"training {batch[0]} x {batch[1]} tokens with step_fn, weights damaged before update {DAMAGED_AT}"
+    if not tried:
+        return f"{where}: no trial was run"
+    branches = len(tried[0].values.get("branches", ()))
+    usual, decision = statistics.median(seconds[DAMAGED_AT // 2 : DAMAGED_AT]), seconds[-1]
+    return (
+        f"{where}: {decision - usual:.2f} s from suspicion to decision ({tried[0].result.value}), with {branches} "
+        f"branches tried; an update takes {1e3 * usual:.0f} ms"
     )

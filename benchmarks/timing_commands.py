@@ -75,14 +75,20 @@ def host(
 
 
 @app.command()
-def rewind(size: Size = "124m", device: Device = None) -> None:
-    """Time to take a snapshot of a decoder with AdamW and to rewind to it; how often one is taken, and what is lost."""
+def rewind(
+    size: Annotated[str, typer.Option(help="Model size: tiny, 10m, 124m or 1.3b parameters.")] = "124m",
+    device: Device = None,
+) -> None:
+    """Time to take a snapshot of a decoder with AdamW and to rewind; how often one is taken, what is lost, and how long
+    trials take."""
     needs_torch("bench rewind")
-    from benchmarks.latency import rewind_latency, updates_lost
+    from benchmarks.latency import decision_time, rewind_latency, updates_lost
 
-    check_model("bench rewind", size, device)
+    if size != "tiny":
+        check_model("bench rewind", size, device)
     typer.echo(rewind_latency(size, device))
     typer.echo(updates_lost(size, device))
+    typer.echo(decision_time(size, device))
 
 
 @app.command()

@@ -242,6 +242,8 @@ class StepOverrides:
     """Compute in float32, whatever autocast says."""
     zero_stale_grads: bool = False
     """Zero the gradients left over from the previous update before backward adds to them."""
+    zero_all_grads: bool = False
+    """Zero whatever the first backward of an update would add to, since a trial showed that it does harm."""
 
     @property
     def temporary(self) -> bool:

@@ -106,6 +106,7 @@ def test_damaged_optimizer_state_is_undone_without_losing_an_update(tmp_path: Pa
     assert trial["best"] == "replay"
     assert trial["causes"] == [Cause.OPTIMIZER_STATE]
     assert trial["deviation_attempt"] in (ONSET, ONSET + 1)
+    assert run.of_kind("diagnosis")[0]["cause"] == Cause.OPTIMIZER_STATE, "what the trial found comes first"
     assert run.steps == STEPS
 
 
@@ -119,6 +120,20 @@ def test_damaged_weights_are_told_from_damaged_optimizer_state(tmp_path: Path, f
     assert trial["deviation_attempt"] == ONSET
     assert Cause.WEIGHTS_DAMAGED in trial["causes"]
     assert run.steps == STEPS
+
+
+def test_gradients_that_something_leaves_behind_are_zeroed_from_then_on(tmp_path: Path) -> None:
+    def leave_gradients(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for p in model.parameters() if step >= ONSET else ():
+            p.grad = torch.full_like(p, 0.05)
+
+    bare, run = Run(damage=leave_gradients).train(None), Run(damage=leave_gradients)
+    assert run.train(tmp_path) < 0.5 * bare
+    last = run.continued[-1]["values"]
+    assert last["deviation"] == "gradient"
+    assert Cause.ACCUMULATION in last["causes"]
+    assert Cause.TRANSIENT not in last["causes"]
+    assert last["carried_out"]["overrides"]["zero_all_grads"]
 
 
 def test_a_learning_rate_that_harms_is_named_and_capped_for_the_steps_since(tmp_path: Path, fault_free: float) -> None:
@@ -237,6 +252,20 @@ def test_a_run_too_hot_from_its_first_update_is_restarted_even_with_a_nan_batch_
     restart = run.continued[0]["values"]
     assert restart["snapshot"] == -1
     assert all(math.isfinite(branch["probe_loss"]) for branch in restart["branches"][1:])
+
+
+def test_a_restart_does_not_lower_a_learning_rate_that_the_loop_itself_has_lowered_since(
+    tmp_path: Path, fault_free: float
+) -> None:
+    run = Run(lr=lambda step: 1.0 if step < 6 else 3e-3)
+    loss = run.train(tmp_path)
+
+    assert run.of_kind("decision")[0]["cause"] == Cause.SCHEDULE
+    assert run.continued[0]["values"]["snapshot"] == -1
+    restart = run.continued[0]["values"]["carried_out"]["overrides"]
+    assert "lasting_lr_factor" not in restart
+    assert restart["max_lr"][0] >= 3e-3
+    assert loss < 1.1 * fault_free
 
 
 def test_no_trials_with_trial_seconds_0(tmp_path: Path) -> None:

@@ -100,3 +100,33 @@ def test_a_resumed_run_is_judged_as_if_it_had_gone_on() -> None:
     found += findings_in(second, losses[50:])
     assert [f.detail for f in found] == [f.detail for f in expected]
     assert second.state_dict() == whole.state_dict()
+
+
+def test_an_eval_loss_that_fell_proves_learning_where_single_batches_cost_orders_of_magnitude_more() -> None:
+    def course(k: int) -> float:
+        return 60.0 if 1 <= k < 4 else 2.3
+
+    for evals, reported in (([1.9, 1.0], False), ([60.0, 2.9], True), ([1.9, 1.8], True)):
+        early, found = EarlyLearning(), []
+        for k, loss in enumerate(scattered(random.Random(1), course, 160, 0.1)):
+            eval_loss = evals[k >= 50] if k % 25 == 24 else math.nan
+            row = StepMetrics(step=k, attempt=k, time=float(k), loss=loss, norm=1.0, eval_loss=eval_loss)
+            found.append(early.update(row))
+        assert any(found) is reported
+        assert early.proven is not reported
+        restored = EarlyLearning()
+        restored.load_state_dict(early.state_dict())
+        assert restored.state_dict() == early.state_dict()
+
+
+def test_what_a_trial_has_just_looked_into_is_in_no_doubt_for_as_long_again() -> None:
+    early = EarlyLearning()
+    doubtful: list[bool] = []
+    for k in range(60):
+        early.update(StepMetrics(step=k, attempt=k, time=float(k), loss=2.3, norm=1.0))
+        if k == 20:
+            early.dismissed()
+        doubtful.append(early.doubtful)
+    assert all(doubtful[:20])
+    assert not any(doubtful[20:41])
+    assert all(doubtful[41:])

@@ -6,9 +6,12 @@ import math
 
 import pytest
 
+from surefoot.checkpoint.rng import RngStates, get_torch_rng_states
 from surefoot.records import Cause, StepMetrics
 from surefoot.trials.branches import BranchId, BranchResult, is_better
-from surefoot.trials.conclusion import SAME, Conclusion, Deviation, conclude, first_difference
+from surefoot.trials.conclusion import DATA_CAUSES, SAME, Conclusion, Deviation, conclude, first_difference
+from surefoot.trials.kept_steps import KeptStep
+from surefoot.trials.runner import ceiling_between
 
 NOBODY = frozenset[Cause]()
 GOOD = (1.00, 1.10, 0.90, 1.05)
@@ -41,6 +44,19 @@ def test_the_first_difference_is_dated_and_named(
 ) -> None:
     difference = first_difference(rows(losses, norms), replay([2.0, 1.9, 1.8, 1.7], [0.5, 0.5, 0.5, 0.5]))
     assert (difference.kind, difference.attempt) == (kind, attempt)
+
+
+def test_a_difference_in_the_gradients_that_comes_again_is_no_transient_one() -> None:
+    steps = [2.0, 1.9, 1.8, 1.7, 1.6, 1.5]
+    again = replay(steps, [0.5] * 6)
+    every_step = first_difference(rows([2.0, 1.9, 1.81, 1.72, 1.63, 1.9], [0.5, 0.5, 0.9, 1.2, 1.1, 1.3]), again)
+    once = first_difference(rows([2.0, 1.9, 1.8, 2.9, 2.8, 2.7], [0.5, 0.5, 9.0, 2.0, 2.0, 2.0]), again)
+    assert (every_step.kind, every_step.attempt, every_step.lasting) == (Deviation.GRADIENT, 2, True)
+    assert (once.kind, once.attempt, once.lasting) == (Deviation.GRADIENT, 2, False)
+    branches = results(nothing=BAD, replay=GOOD)
+    named = [conclude(branches, GOOD, d, NOBODY, clipped=False, update_excess=1.0).causes for d in (every_step, once)]
+    assert Cause.ACCUMULATION in named[0] & named[1]
+    assert Cause.TRANSIENT in named[1] - named[0]
 
 
 def conclusion(
@@ -88,3 +104,33 @@ def test_non_finite_probes_lose_against_everything_finite() -> None:
     assert is_better(BAD, broken)
     assert not is_better(broken, BAD)
     assert not is_better(broken, broken)
+
+
+def test_smaller_updates_that_do_less_harm_are_no_sign_of_too_high_a_learning_rate() -> None:
+    less_bad = {BranchId.LR_03: BranchResult(BranchId.LR_03, tuple(loss + 0.3 for loss in GOOD))}
+    found = conclusion(results(nothing=BAD, replay=BAD, skip=BAD) | less_bad)
+    assert found.best is BranchId.REWIND
+    assert not found.causes
+
+    cured = {BranchId.LR_03: BranchResult(BranchId.LR_03, GOOD)}
+    assert conclusion(results(nothing=BAD, replay=BAD, skip=BAD) | cured).causes == {Cause.LEARNING_RATE}
+
+
+def test_where_other_batches_do_no_harm_it_is_the_batches() -> None:
+    branches = results(nothing=BAD, replay=BAD, skip=GOOD, old_batches=GOOD)
+    changed = frozenset({Cause.LEARNING_RATE})
+    assert conclusion(branches, changed).causes == DATA_CAUSES
+    assert conclusion(branches | results(old_batches=BAD, old_settings=GOOD), changed).causes == changed
+
+
+def test_a_ceiling_lies_between_healthy_losses_and_most_of_the_harmful_ones() -> None:
+    def kept(losses: list[float]) -> list[KeptStep]:
+        return [KeptStep(k, rng(), row=row) for k, row in rows(losses, [1.0] * len(losses)).items()]
+
+    def rng() -> RngStates:
+        return get_torch_rng_states(set())
+
+    healthy = [1.0, 1.1, 0.9, 1.2, 1.0, 1.1]
+    suspects = frozenset({6, 7, 8})
+    assert ceiling_between(kept([*healthy, 2.0, 1.1, 2.2]), 6, suspects) == pytest.approx(1.275)
+    assert ceiling_between(kept([*healthy, 1.2, 1.1, 1.0]), 6, suspects) == math.inf, "no ceiling tells them apart"

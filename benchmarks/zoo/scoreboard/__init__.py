@@ -32,6 +32,8 @@ class Selection:
     """One brutal run of each cause and every twelfth control, bare and under surefoot only."""
     seeds: int = 1
     """Seeds per scenario; with 1 the scenarios alternate between the seeds of the split."""
+    own: bool = False
+    """Only the bare loop and surefoot with and without trials, not the loops of other projects."""
 
     def scenarios(self) -> list[Scenario]:
         scenarios = [s for s in scenarios_of(self.split) if self.only in s.id]
@@ -53,9 +55,8 @@ class Selection:
         jobs += [ZooJob(s.id, SUREFOOT, str(folder)) for s in live]
         if not self.quick:  # starting two processes takes longer than the run, so multi-rank runs get surefoot only
             single_rank = [s for s in live if s.settings.ranks == 1]
-            jobs += [
-                ZooJob(s.id, judge, str(folder)) for judge in (RULES_ALONE, *INTERVENTION_RULES) for s in single_rank
-            ]
+            judges = (RULES_ALONE,) if self.own else (RULES_ALONE, *INTERVENTION_RULES)
+            jobs += [ZooJob(s.id, judge, str(folder)) for judge in judges for s in single_rank]
         return jobs
 
 

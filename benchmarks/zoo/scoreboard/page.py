@@ -45,9 +45,13 @@ def write(board: Scoreboard, folder: Path) -> Path:
 def _text(board: Scoreboard) -> str:
     split = next((s.split for s in board.scenarios), Split.REPORT)
     machine = f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
+    own = not any(rule.name in board.interventions for rule in (make() for make in INTERVENTION_RULES))
+    command = COMMAND.replace("zoo", "zoo --own") if own else COMMAND
+    written = f"Written by `{command}` ({split} split; {machine}); every number below was measured."
+    written += " Loops of other projects were left out." if own else ""
     return "\n\n".join(
         [
-            f"# The zoo\n\nWritten by `{COMMAND}` ({split} split; {machine}); every number below was measured.",
+            f"# The zoo\n\n{written}",
             _INTRODUCTION,
             "![detected and cured faults against false alarms, by rule](zoo/rules.png)",
             tables(board).replace("\n## ", "\n### "),

@@ -24,7 +24,7 @@ from benchmarks.zoo.scoreboard.scores import (
     journal_report,
     with_gate_verdicts,
 )
-from benchmarks.zoo.scoreboard.trial_table import TRIALS, trial_rows
+from benchmarks.zoo.scoreboard.trial_table import TRIALS, first_causes, trial_rows
 from benchmarks.zoo.verify import is_harmed
 from surefoot.records import StepMetrics, Verdict
 
@@ -199,7 +199,8 @@ def tables(board: Scoreboard) -> str:
         parts.append("## Worse than the bare run\n\n" + "\n".join(worse))
     trials = list(trial_rows(board.scenarios, board.results, board.folder))
     if len(trials) > 1:
-        parts.append(f"## Trials\n\n{TRIALS}\n\n{_table(iter(trials))}")
+        causes = first_causes(board.scenarios, board.results, board.folder)
+        parts.append(f"## Trials\n\n{TRIALS}\n\n{_table(iter(trials))}\n\n{causes}")
     if board.not_as_stated:
         parts.append("## Not as stated\n\n" + "\n".join(f"- {line}" for line in board.not_as_stated))
     return "\n\n".join(parts)

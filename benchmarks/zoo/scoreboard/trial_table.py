@@ -10,7 +10,9 @@ from typing import Any
 import surefoot
 from benchmarks.zoo.jobs import SUREFOOT, JobResult, ZooJob
 from benchmarks.zoo.scenario import Scenario
+from benchmarks.zoo.scoreboard.scores import journal_report
 from surefoot.records import Cause
+from surefoot.trials.conclusion import TrialEvent, TrialResult
 
 TRIALS = (
     "Trials under surefoot, by planted cause: in what the run first differed from the replay of its steps (none: the "
@@ -43,6 +45,21 @@ def trial_rows(
     for cause, trials in sorted(by_cause.items()):
         if trials:
             yield cause, *_cells(trials)
+
+
+def first_causes(scenarios: Sequence[Scenario], results: Mapping[tuple[str, str], JobResult], folder: Path) -> str:
+    """In how many harmful runs the first cause that surefoot named was right, where trials ran and where none did."""
+    right, count = Counter[bool](), Counter[bool]()
+    for scenario in scenarios:
+        if not scenario.harmful or (scenario.id, SUREFOOT) not in results:
+            continue
+        run_dir = ZooJob(scenario.id, SUREFOOT, str(folder)).run_dir
+        kinds = ((e["kind"], e.get("result")) for e in surefoot.read(run_dir).events)
+        tried = any(kind == TrialEvent.kind and result != TrialResult.NOT_RUN for kind, result in kinds)
+        count[tried] += 1
+        right[tried] += scenario.is_right_cause(journal_report(run_dir, scenario).cause)
+    shares = [f"{right[tried]} of {count[tried]}" for tried in (True, False)]
+    return f"First cause right, with step_fn: {shares[0]} where trials ran, {shares[1]} where none did."
 
 
 def _cells(trials: Sequence[tuple[Scenario, Mapping[str, Any]]]) -> Iterator[str]:

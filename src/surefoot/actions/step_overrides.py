@@ -99,13 +99,14 @@ class OverrideApplier:
             self._change(k, "betas", lambda value: (_capped(value[0], cap), *value[1:]))
         self._steps[k] += 1
 
-    def zero_stale_grads(self) -> bool:
-        """Zero the gradients that backward is about to add to, if an override says so; returns whether it did."""
-        if not any(overrides.zero_stale_grads for overrides in self._overrides):
+    def zero_stale_grads(self, *, stale: bool) -> bool:
+        """Zero the gradients that backward is about to add to, if an override says so; returns whether it did. `stale`
+        are those of the last update, unchanged."""
+        if not any(o.zero_all_grads or (stale and o.zero_stale_grads) for o in self._overrides):
             return False
-        stale = [p.grad for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        grads = [p.grad for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         with torch.no_grad():
-            for grad in stale:
+            for grad in grads:
                 grad.zero_()
         return True
 

@@ -177,7 +177,8 @@ class AttachedGuard(Guard):
         self._backward_awaited = False
         pipeline = self._pipeline
         if pipeline.stepped:  # since the last backward
-            if pipeline.find_stale_grads() and self._recovery.overrides.zero_stale_grads():
+            stale, overrides = pipeline.find_stale_grads(), self._recovery.overrides
+            if (stale or overrides.in_force) and overrides.zero_stale_grads(stale=stale):
                 pipeline.stale_grads_zeroed()
         elif pipeline.grads_discarded():
             pipeline.discard_attempt()

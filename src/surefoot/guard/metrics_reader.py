@@ -13,6 +13,7 @@ from surefoot.guard.step_metrics import StepContext, bad_buffers, step_metrics_f
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.writer import Journal
 from surefoot.judge.history import History
+from surefoot.judge.judge import Judge
 from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
 from surefoot.measure.block_layout import HostBlock, SharedSlot, SummarySlot, VerdictSlot
@@ -22,9 +23,12 @@ from surefoot.records import (
     EVENT_MARK,
     NAN,
     Action,
+    Cause,
     CheckpointEvent,
     Decision,
+    Diagnosis,
     Event,
+    FindingKind,
     Note,
     Outcome,
     StepMetrics,
@@ -65,6 +69,10 @@ class MetricsReader:
         """The smallest number of ranks seen to measure; fewer than the world once one has lost its protection."""
         self.snapshot_interval = self.snapshot_room = NAN
         """What the ranks agreed on in the attempt read last, see `SharedSlot`; NaN where nothing, or on one rank."""
+        self.trials_follow = False
+        """Trials are run: a diagnosis that one will follow is held back until it has told which causes it rules out."""
+        self.held: list[Event] = []
+        """Events that wait for a trial: a diagnosis, and all that came after it."""
         self.traces_nan = True
         """A NaN in the loss is traced through the next forward passes; not needed where its step is run again."""
         self.save_running = False
@@ -113,8 +121,12 @@ class MetricsReader:
         if not events:
             return []
         if self.journal.rank == 0:  # all ranks judge alike, one records it
+            hold = self.trials_follow and _is_tried_next(events, self.judge)
             for event in self._without_repeated_stops(events):
-                self.journal.event(event)
+                if hold and isinstance(event, Diagnosis):
+                    self.held.append(event)
+                else:
+                    self._write(event)
                 self._log_event(event, row, block)
         return [e for e in events if isinstance(e, Decision) and e.applied]
 
@@ -179,9 +191,36 @@ class MetricsReader:
 
     # -- events
 
+    @property
+    def held_causes(self) -> list[Cause]:
+        """The causes in the diagnoses that are held back, the likeliest first."""
+        return [event.cause for event in self.held if isinstance(event, Diagnosis)]
+
+    def held_rests_on(self, detector: FindingKind) -> bool:
+        """Whether a diagnosis that is held back has a finding of this detector among its evidence."""
+        diagnoses = (event for event in self.held if isinstance(event, Diagnosis))
+        return any(detector in event.evidence.get("findings", ()) for event in diagnoses)
+
+    def lead_held(self, diagnosis: Diagnosis) -> None:
+        """Put this diagnosis, by a trial, before those that are held back."""
+        self.held.insert(0, diagnosis)
+
+    def release_held(self) -> None:
+        """Write what was held back."""
+        held, self.held = self.held, []
+        for event in held:
+            self.journal.event(event)
+
     def record(self, event: Event) -> None:
         """Write an event of something that all ranks do alike: one of them records it."""
         if self.journal.rank == 0:
+            self._write(event)
+
+    def _write(self, event: Event) -> None:
+        """Write an event, or hold it back behind those that wait for a trial."""
+        if self.held:
+            self.held.append(event)
+        else:
             self.journal.event(event)
 
     def _without_repeated_stops(self, events: list[Event]) -> list[Event]:
@@ -220,9 +259,14 @@ class MetricsReader:
         """Write a note to the journal, at the step and attempt of `row` if given."""
         step, attempt = (self.step, attempt) if row is None else (row.step, row.attempt)
         rank = self.journal.rank
-        self.journal.event(
-            Note(step=step, attempt=attempt, rank=rank, name=name, detail=detail, values=dict(values or {}))
-        )
+        self._write(Note(step=step, attempt=attempt, rank=rank, name=name, detail=detail, values=dict(values or {})))
+
+
+def _is_tried_next(events: list[Event], judge: AnyJudge) -> bool:
+    """Whether trials are about to be run of what was diagnosed: not where the run is stopped at once."""
+    decisions = [event for event in events if isinstance(event, Decision) and event.action is not Action.REFUSE]
+    proposed = isinstance(judge, Judge) and (judge.suspicion is not None or judge.restart is not None)
+    return all(d.action is not Action.STOP for d in decisions) and (proposed or bool(decisions))
 
 
 class CheckpointEventLog:

@@ -94,6 +94,7 @@ class Recovery:
         reader.traces_nan = self.origins is None
         self.incidents.recorder = made.recorder
         made.on_harm = self.incidents.trial_ended
+        reader.trials_follow = True
         return made.recorder
 
     @property
@@ -158,6 +159,8 @@ class Recovery:
             self._apply_decisions()
         if trials is not None:
             self._try_suspicion(trials)
+        if self._reader.held:
+            self._reader.release_held()
         self.snapshots.take_if_due()
 
     def pipeline_replaced(self, pipeline: StepPipeline) -> None:
@@ -171,6 +174,7 @@ class Recovery:
     def release(self) -> None:
         """Lift all overrides and free the snapshots."""
         self.snapshots.report_messages()
+        self._reader.release_held()
         self.incidents.writer.poll(wait=True)
         self.overrides.release()
         self.snapshots.ring = None
@@ -193,6 +197,7 @@ class Recovery:
             try:
                 result = self._try_and_apply(decision)
             except TrainingStopped:
+                self._reader.release_held()
                 if self.on_stop is not None:
                     self.on_stop()
                 raise
@@ -234,6 +239,7 @@ class Recovery:
         self._reader.record(decision)
         self.decisions = []  # about the run that is over
         if continuation is None:
+            self._reader.release_held()
             apply(decision, self)  # a stop
             return
         result = self._continue_from(continuation, self.ring)

@@ -19,6 +19,7 @@ from surefoot.guard.context import GuardContext
 from surefoot.guard.hooks import HasSwitch, switched_off
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.origin_control import make_origins
+from surefoot.guard.trial_overrides import lr_fell, overrides_for, overrides_of_restart
 from surefoot.judge.diagnosis import diagnosis_by_trial
 from surefoot.judge.judge import Judge
 from surefoot.judge.thresholds import SETTLED_UPDATES
@@ -27,12 +28,14 @@ from surefoot.records import (
     Action,
     Cause,
     Decision,
+    Diagnosis,
+    FindingKind,
     StepMetrics,
     StepOverrides,
     Verdict,
 )
-from surefoot.trials.branches import BRANCHES, Branch, BranchId
-from surefoot.trials.conclusion import WEIGHT_CAUSES, Deviation, TrialEvent, TrialResult
+from surefoot.trials.branches import BRANCHES, LAST_BRANCHES, Branch, BranchId
+from surefoot.trials.conclusion import DATA_CAUSES, Deviation, TrialEvent, TrialResult
 from surefoot.trials.kept_steps import NotKept, StepRecorder
 from surefoot.trials.rank_agreement import RankAgreement, TrialFailed
 from surefoot.trials.restart import RestartRunner, RestartTrial, settings_text
@@ -49,9 +52,6 @@ MAX_STOPS_AVERTED = 3
 """How often in a run a trial may decide against a stop."""
 PREFERRED = (Cause.LEARNING_RATE, Cause.MOMENTUM, Cause.BAD_BATCH, Cause.WEIGHTS_DAMAGED, Cause.TRANSIENT)
 """Which of several causes that a trial leaves open is named where the judge has named none of them."""
-
-SETTING_CAUSES = frozenset({Cause.LEARNING_RATE, Cause.SCHEDULE, Cause.MOMENTUM})
-
 
 NOT_RUN = (TrialFailed, torch.OutOfMemoryError)
 """Why a trial ends without a result."""
@@ -188,13 +188,13 @@ class TrialControl:
         self._hopeless = 0
         if self.on_harm is not None:
             self.on_harm(decision, trial)
-        overrides = decision.overrides or StepOverrides()
-        overrides = StepOverrides(
-            lasting_lr_factor=overrides.lasting_lr_factor * best.lr_factor,
-            clip=(trial.max_norm,) if best.clip else (),
-        )
+        before = decision.overrides or StepOverrides()
+        lr = 0.0 if self._reader.latest is None else self._reader.latest.lr
+        overrides = overrides_of_restart(trial, best, before, lr)
         cause = decision.cause if best.cause is Cause.UNKNOWN else best.cause
-        self._reader.record(diagnosis_by_trial(decision, cause, trial.describe(), trial.as_json()))
+        cause = Cause.SCHEDULE if lr_fell(trial, best, before, lr) else cause  # the rate is right by now
+        if self._reader.held_causes[:1] != [cause]:
+            self._tell(diagnosis_by_trial(decision, cause, trial.describe(), trial.as_json()))
         reason = f"{decision.reason}; {settings_text(best)}"
         decision = replace(decision, cause=cause, overrides=overrides, reason=reason)
         retake = functools.partial(self._restart_runner.retake, trial)
@@ -228,6 +228,8 @@ class TrialControl:
         if not trial.conclusion.harmed or only_suspected:
             self._paused_until, self._pause = attempt + self._pause, min(2 * self._pause, MAX_PAUSE)
             self._tried = self._event(decision, TrialResult.LEFT_ALONE, trial.conclusion.detail, trial.as_json())
+            if trial.conclusion.harmed and self._reader.held:
+                self._name_cause(decision, trial)
             return self._without_harm(decision)
         self._pause = FIRST_PAUSE
         if self.on_harm is not None:
@@ -243,6 +245,8 @@ class TrialControl:
 
     def _overrides_for(self, trial: Trial, decision: Decision) -> StepOverrides | None:
         branch, overrides = BRANCHES.get(trial.conclusion.best), decision.overrides
+        if trial.conclusion.causes and trial.conclusion.causes <= DATA_CAUSES and overrides is not None:
+            overrides = replace(overrides, loss_ceiling=min(overrides.loss_ceiling, trial.loss_ceiling))
         if branch is None or branch.lr_factor == 1.0:
             return overrides_for(trial.conclusion.causes, overrides)
         lasting = 1.0 if overrides is None else overrides.lasting_lr_factor
@@ -253,12 +257,14 @@ class TrialControl:
         return StepOverrides(lasting_lr_factor=lasting * branch.lr_factor)
 
     def _without_harm(self, decision: Decision) -> tuple[Decision, Continuation | None] | None:
-        """What is left of a decision when nothing is wrong with the run's state: what it overrides from here on."""
+        """What is left of a decision when nothing is wrong with the run's state: what it overrides from here on.
+        Batches that did no harm are no reason to refuse others like them."""
         if decision.action is Action.ACCEPT:
             return (decision, None) if self._can_be_learnt(decision) else None
         if decision.action is Action.STOP or decision is self._tried_suspicion:
             return None
-        return replace(decision, action=Action.CONSTRAIN, reset_optimizer=False), None
+        overrides = None if decision.overrides is None else decision.overrides.without_ceilings()
+        return replace(decision, action=Action.CONSTRAIN, reset_optimizer=False, overrides=overrides), None
 
     def _can_be_learnt(self, decision: Decision) -> bool:
         """Whether the data that was refused so far should be let in; the judge's word counts where no trial can say."""
@@ -323,12 +329,26 @@ class TrialControl:
             yield
 
     def _name_cause(self, decision: Decision, trial: Trial) -> Decision:
-        causes = trial.conclusion.causes
-        if not causes or decision.cause in causes:
+        """The decision with a cause that the trial leaves open; of several the one that the rules find likeliest."""
+        causes, likely = trial.conclusion.causes, self._reader.held_causes
+        # That smaller updates help, too, says less than what the rules have seen.
+        open_causes = [c for c in likely if c in causes or BRANCHES.get(trial.conclusion.best) in LAST_BRANCHES]
+        if not causes or (decision.cause in causes and likely[:1] == open_causes[:1]):
             return decision
-        cause = next((c for c in PREFERRED if c in causes), sorted(causes)[0])
-        self._reader.record(diagnosis_by_trial(decision, cause, trial.conclusion.detail, trial.as_json()))
+        # An optimizer that has trained damaged weights is damaged, too: weights that were seen to jump were first.
+        if causes <= {Cause.OPTIMIZER_STATE} and self._reader.held_rests_on(FindingKind.WEIGHT_JUMP):
+            return decision
+        cause = next(iter(open_causes or [c for c in PREFERRED if c in causes]), sorted(causes)[0])
+        if likely[:1] != [cause]:
+            self._tell(diagnosis_by_trial(decision, cause, trial.conclusion.detail, trial.as_json()))
         return replace(decision, cause=cause)
+
+    def _tell(self, diagnosis: Diagnosis) -> None:
+        """Record a diagnosis by a trial, before those that the rules made at the same step."""
+        if self._reader.held:
+            self._reader.lead_held(diagnosis)
+        else:
+            self._reader.record(diagnosis)
 
     def _event(self, decision: Decision, result: TrialResult, detail: str, values: Mapping[str, Any]) -> TrialEvent:
         where: dict[str, Any] = {"step": decision.step, "attempt": decision.attempt, "time": decision.time}
@@ -344,21 +364,6 @@ class TrialControl:
 
 
 FLOAT32_CAUSES = (Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW)
-
-
-def overrides_for(causes: frozenset[Cause], overrides: StepOverrides | None) -> StepOverrides | None:
-    """Of the overrides that go with a decision, those that answer what a trial found; all where it found no cause."""
-    if overrides is None or not causes:
-        return overrides
-    if causes & (WEIGHT_CAUSES | {Cause.OPTIMIZER_STATE}) and Cause.ACCUMULATION not in causes:
-        return StepOverrides(lasting_lr_factor=overrides.lasting_lr_factor)  # it came from outside, and is over
-    if causes <= SETTING_CAUSES:
-        return StepOverrides(
-            max_lr=overrides.max_lr,
-            max_momentum=overrides.max_momentum,
-            lasting_lr_factor=overrides.lasting_lr_factor,
-        )
-    return overrides
 
 
 def _is_tried(decision: Decision, row: StepMetrics) -> bool:

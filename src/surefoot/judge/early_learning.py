@@ -22,6 +22,7 @@ from surefoot.judge.thresholds import (
     RECENT_ROWS,
     REPEAT_COUNT,
     SETTLED_UPDATES,
+    SMALL_FRACTION,
     STRONG_RATIO,
     WINDOW_ROWS,
 )
@@ -67,6 +68,12 @@ class EarlyLearning:
         """The largest gradient norm among the first updates."""
         self._silent_until = LEVEL_ROWS
         """Updates to be made before trouble is reported (again)."""
+        self._first_eval = self._last_eval = math.nan
+
+    @property
+    def doubtful(self) -> bool:
+        """Nothing is learnt for certain yet, and no trial has looked into it lately."""
+        return not self.proven and (self._silent_until <= LEVEL_ROWS or self._updates >= self._silent_until)
 
     def update(self, row: StepMetrics) -> Finding | None:
         """Add a row; returns what is wrong with the start of this run, if anything is."""
@@ -78,6 +85,9 @@ class EarlyLearning:
 
     def _update(self, row: StepMetrics) -> str:
         self._failed.append(row.verdict in REFUSED)
+        if math.isfinite(row.eval_loss):
+            self._first_eval = row.eval_loss if math.isnan(self._first_eval) else self._first_eval
+            self._last_eval = row.eval_loss
         if row.applied:
             self._updates += 1
         if row.applied and math.isfinite(row.loss):
@@ -126,6 +136,7 @@ class EarlyLearning:
         self.rewound()
         self._best, self._highest = math.inf, -math.inf
         self._first_norm = self._highest_norm = 0.0
+        self._first_eval = self._last_eval = math.nan
 
     # -- what is wrong
 
@@ -150,7 +161,9 @@ class EarlyLearning:
         return ""
 
     def _has_learnt(self) -> bool:
-        """The loss is lower than at first by more than chance."""
+        """The loss is lower than at first by more than chance, or the eval loss is, whatever single batches cost."""
+        if self._last_eval < (1 - SMALL_FRACTION) * min(self._first_eval, self.start_loss):
+            return True
         if len(self._losses) < LEVEL_ROWS:
             return False
         if not self.start_loss > 0:
@@ -186,6 +199,7 @@ class EarlyLearning:
             "first_norm": self._first_norm,
             "highest_norm": self._highest_norm,
             "silent_until": self._silent_until,
+            "evals": [self._first_eval, self._last_eval],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -197,6 +211,7 @@ class EarlyLearning:
         self._norms = deque(state["norms"], maxlen=BASELINE_ROWS)
         self._first_norm, self._highest_norm = state["first_norm"], state["highest_norm"]
         self._silent_until = state["silent_until"]
+        self._first_eval, self._last_eval = state.get("evals", (math.nan, math.nan))
 
 
 def _rise(before: float, after: float) -> float:

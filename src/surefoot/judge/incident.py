@@ -98,6 +98,8 @@ class Incident:
     steps: list[IncidentStep] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     stage: Stage = Stage.OPEN
+    suspected: bool = False
+    """A trial was proposed, because much was lost."""
     healthy_lrs: tuple[float, ...] = ()
     """Healthy learning rate of each optimizer, and healthy momentum."""
     healthy_momenta: tuple[float, ...] = ()

@@ -116,6 +116,14 @@ class IncidentTracker:
             kept = [f for f in self.incident.findings if not f.severe and f.detector not in detectors]
             self.incident.findings = kept
 
+    def take_lost(self) -> Incident | None:
+        """The diagnosed incident in which half of what was learnt is lost; each is given out once."""
+        incident = self.incident
+        if incident is None or incident.stage is not Stage.DIAGNOSED or incident.suspected:
+            return None
+        incident.suspected = incident.half_lost(self._signals.recent_losses)
+        return incident if incident.suspected else None
+
     def new_incident(self, row: StepMetrics, findings: Sequence[Finding] = ()) -> Incident:
         """An incident that begins with this row."""
         return Incident(

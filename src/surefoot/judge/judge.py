@@ -269,7 +269,7 @@ class Judge:
             events.append(self._remediation.decision(row, Action.REFUSE, reason))
         events += self._diagnose(row)
         decisions = self._decide(row, events)
-        self.suspicion = None if decisions else self.suspicion
+        self.suspicion = None if decisions else self._suspect(row)
         events += decisions
         return events
 
@@ -286,13 +286,15 @@ class Judge:
         if len(incident.steps) <= min_steps and not self._harm(incident):
             return []
         incident.stage = Stage.DIAGNOSED
-        diagnoses = diagnose_incident(row, incident, has_good_state=self.proven >= 0)
-        if not self.early.proven and self.signals.judges_loss and not self.signals.adversarial:
+        if self.early.doubtful and self.signals.judges_loss and not self.signals.adversarial:
             reason = f"nothing is learnt for certain yet, and {incident.findings[0].detail}"
             self.restart = self.restart or self._remediation.restart(row, reason)
-        if not self._pending and row.applied and incident.half_lost(self.signals.recent_losses):
-            self.suspicion = self._remediation.proposal(row, incident, diagnoses[0].cause)
-        return [*diagnoses]
+        return [*diagnose_incident(row, incident, has_good_state=self.proven >= 0)]
+
+    def _suspect(self, row: StepMetrics) -> Decision | None:
+        """A rewind to try out, when an incident is diagnosed or later."""
+        incident = self._tracker.take_lost() if row.applied and not self._pending else None
+        return None if incident is None else self._remediation.proposal(row, incident, rank_causes(incident)[0][0])
 
     def _harm(self, incident: Incident) -> Harm | None:
         return harm_of(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))

@@ -34,6 +34,8 @@ class BranchId(StrEnum):
     LR_01 = "lr_x0.1"
     FRESH_OPTIMIZER = "fresh_optimizer"
     """The same with the optimizer's state as before its first step."""
+    OLD_BATCHES = "old_batches"
+    """The same with batches from before the trouble in place of those since."""
     OPTIMIZER_NOW = "optimizer_now"
     """The steps since the run differed from its replay, with the weights of the snapshot and the optimizer of now."""
     RESTART = "restart"
@@ -78,12 +80,13 @@ LR_01 = Branch(BranchId.LR_01, "with 0.1 times the learning rate", lr_factor=0.1
 FRESH_OPTIMIZER = Branch(
     BranchId.FRESH_OPTIMIZER, "with a fresh optimizer", fresh_optimizer=True, cause=Cause.OPTIMIZER_STATE
 )
+OLD_BATCHES = Branch(BranchId.OLD_BATCHES, "on batches from before the trouble")
 OPTIMIZER_NOW = Branch(
     BranchId.OPTIMIZER_NOW, "with the weights of then and the optimizer of now", cause=Cause.OPTIMIZER_STATE
 )
 LAST_BRANCHES = (LR_03, LR_01, FRESH_OPTIMIZER)
 """Tried where a run was harmed and nothing else helps."""
-BRANCHES = {b.id: b for b in (REPLAY, SKIP, OLD_SETTINGS, CLIP, FLOAT32, *LAST_BRANCHES, OPTIMIZER_NOW)}
+BRANCHES = {b.id: b for b in (REPLAY, SKIP, OLD_SETTINGS, CLIP, FLOAT32, *LAST_BRANCHES, OLD_BATCHES, OPTIMIZER_NOW)}
 
 
 @dataclass(frozen=True, slots=True)

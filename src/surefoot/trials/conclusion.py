@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from surefoot.judge.thresholds import REPEAT_COUNT
 from surefoot.records import Cause, Event, StepMetrics
 from surefoot.trials.branches import BRANCHES, LAST_BRANCHES, BranchId, BranchResult, is_better
 
@@ -40,7 +41,8 @@ WEIGHT_CAUSES = frozenset(
 )
 """Causes that lie in weights which no update explains."""
 UNIT_CAUSES = frozenset({Cause.ACCUMULATION})
-GRADIENT_CAUSES = frozenset({Cause.TRANSIENT, Cause.ACCUMULATION, Cause.PRECISION_UNDERFLOW})
+LASTING_GRADIENT_CAUSES = frozenset({Cause.ACCUMULATION, Cause.PRECISION_UNDERFLOW})
+GRADIENT_CAUSES = LASTING_GRADIENT_CAUSES | {Cause.TRANSIENT}
 PRECISION_CAUSES = frozenset({Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW})
 
 
@@ -62,6 +64,8 @@ class Difference:
 
     kind: Deviation
     attempt: int = -1
+    lasting: bool = False
+    """The same difference again in each of the next steps: not of a disturbance that is over at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,9 @@ def first_difference(rows: Mapping[int, StepMetrics], replay: BranchResult) -> D
             continue
         row, norm = rows[attempt], replay.norms[attempt]
         if loss_off[i] <= LOSS_TOLERANCE:
-            return Difference(Deviation.GRADIENT, attempt)
+            next_ones = range(i, min(i + REPEAT_COUNT, len(attempts)))
+            lasting = all(loss_off[k] <= LOSS_TOLERANCE and norm_off[k] > NORM_TOLERANCE for k in next_ones)
+            return Difference(Deviation.GRADIENT, attempt, lasting and len(next_ones) == REPEAT_COUNT)
         factor = row.loss / replay.losses[attempt] if replay.losses[attempt] else math.inf
         same = 0 < factor < math.inf and _relative(row.norm, factor * norm) <= UNIT_TOLERANCE
         return Difference(Deviation.UNIT if same else Deviation.LOSS, attempt)
@@ -158,12 +164,14 @@ def conclude(
         f"the loss on {len(ended)} probe batches is {statistics.fmean(nothing):.4g} as the run is, and "
         f"{statistics.fmean(ended):.4g} after the updates since the snapshot were trained again {BRANCHES[best].text}"
     )
+    useless = is_better(reference, ended)  # nothing that was trained since is worth keeping
     causes = (
-        frozenset({BRANCHES[best].cause})
+        # Smaller updates do less harm whatever the harm is: only one that cures is the cause.
+        (frozenset[Cause]() if useless else frozenset({BRANCHES[best].cause}))
         if BRANCHES[best] in LAST_BRANCHES
         else _causes(results, reference, difference, changed, clipped=clipped, update_excess=update_excess)
     )
-    if is_better(reference, ended):  # nothing that was trained since is worth keeping
+    if useless:
         return Conclusion(True, BranchId.REWIND, causes, detail)
     return Conclusion(True, best, causes, detail)
 
@@ -182,6 +190,12 @@ def _candidates(difference: Difference, changed: frozenset[Cause], *, harmed: bo
         yield from (BranchId.CLIP, BranchId.FLOAT32, *(branch.id for branch in LAST_BRANCHES))
 
 
+def batches_alone_harm(results: Mapping[BranchId, BranchResult], reference: Sequence[float]) -> bool:
+    """With the settings of now, but batches from before the trouble, the run ends no worse than it was."""
+    others = results.get(BranchId.OLD_BATCHES)
+    return others is not None and not is_better(reference, others.probe_losses)
+
+
 def _causes(
     results: Mapping[BranchId, BranchResult],
     reference: Sequence[float],
@@ -196,8 +210,12 @@ def _causes(
         swapped = results.get(BranchId.OPTIMIZER_NOW)
         by_optimizer = swapped is not None and is_better(reference, swapped.probe_losses)
         return frozenset({Cause.OPTIMIZER_STATE}) if by_optimizer or update_excess > EXCESS_UPDATE else WEIGHT_CAUSES
-    if difference.kind is not Deviation.NONE:
-        return UNIT_CAUSES if difference.kind is Deviation.UNIT else GRADIENT_CAUSES
+    if difference.kind is Deviation.GRADIENT:
+        return LASTING_GRADIENT_CAUSES if difference.lasting else GRADIENT_CAUSES
+    if difference.kind is Deviation.UNIT:
+        return UNIT_CAUSES
+    if batches_alone_harm(results, reference):
+        return DATA_CAUSES
     nothing = results[BranchId.NOTHING].probe_losses
     by_cure = (
         (BranchId.OLD_SETTINGS, changed),

@@ -13,6 +13,7 @@ from surefoot.checkpoint.snapshots import Snapshot
 from surefoot.records import Cause
 from surefoot.trials.branches import Branch, BranchId, BranchResult, gain
 from surefoot.trials.kept_steps import KeptStep, NotKept, StepRecorder, TakenStep, loop_clip, scaled_lr
+from surefoot.trials.pairs import depends_on_pairs, ignores_pairs
 from surefoot.trials.rank_agreement import TrialFailed
 from surefoot.trials.sandbox import Sandbox, UpdateFailed
 
@@ -69,9 +70,18 @@ class RestartTrial:
     best: Branch | None = None
     learnt_nothing: bool = False
     """The run as it is is no better than its initial state."""
+    ignores_inputs: bool = False
+    """The run as it is gives the same loss whichever inputs the targets are paired with."""
+    learnt_inputs: set[BranchId] = field(default_factory=set)
+    """Of the branches of such a run: those whose loss depends on it."""
     complete: bool = False
     """All branches were tried."""
     seconds: float = 0.0
+
+    @property
+    def max_lr(self) -> float:
+        """The highest learning rate of the steps, of the first group; 0 where it has none."""
+        return max((float(step.options[0][0].get("lr", 0.0)) for step in self.steps), default=0.0)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -118,6 +128,7 @@ class RestartRunner:
             self._measure_reference(trial)
             sandbox.restore(now)
             trial.results[BranchId.NOTHING] = BranchResult(BranchId.NOTHING, tuple(sandbox.losses(trial.probes)))
+            trial.ignores_inputs = ignores_pairs(sandbox, trial.probes)
             sandbox.restore(initial.copy)
             trial.loss_factor = sandbox.loss_factor(trial.steps[0]) if trial.steps[0].attempt == 0 else 1.0
             trial.stride = stride or self._stride(trial, deadline - (time.perf_counter() - began))
@@ -127,7 +138,7 @@ class RestartRunner:
                 trial.results[branch.id] = self._run_branch(branch, trial)
             else:
                 trial.complete = True
-        _choose(trial)
+        choose(trial)
         trial.seconds = time.perf_counter() - began
         return trial
 
@@ -164,6 +175,8 @@ class RestartRunner:
         self._sandbox.restore(trial.snapshot.copy)
         taken = self._take_steps(branch, trial, trial.steps[:: trial.stride])
         probe_losses = tuple(self._sandbox.losses(trial.probes))
+        if trial.ignores_inputs and depends_on_pairs(self._sandbox, trial.probes):
+            trial.learnt_inputs.add(branch.id)
         losses, norms = {k: s.loss for k, s in taken.items()}, {k: s.norm for k, s in taken.items()}
         return BranchResult(branch.id, probe_losses, losses, norms, time.perf_counter() - began)
 
@@ -205,21 +218,25 @@ def settings_text(branch: Branch) -> str:
     return f"the learning rate is multiplied by {branch.lr_factor:g} from here on"
 
 
-def _choose(trial: RestartTrial) -> None:
+def choose(trial: RestartTrial) -> None:
     """Pick the branch to continue from, if one ends better than the run as it is.
 
     Of branches that end alike it is the one with the least change; of learning rates the next lower one, or the one
     that ends lowest if it is lower still: what went well for these few steps may still be too high for the next ones.
+    Of a run that has learnt nothing about its inputs there is nothing to lose, unless a restart with the same settings
+    learns: then it has only begun late.
     """
     results, reference = trial.results, trial.reference
     nothing = results[BranchId.NOTHING].probe_losses
     trial.learnt_nothing = not _is_better(nothing, reference)
     learnt = 0.0 if trial.learnt_nothing else statistics.fmean(reference) - statistics.fmean(nothing)
+    taught = set[BranchId]() if BranchId.RESTART in trial.learnt_inputs else trial.learnt_inputs
     helpful: list[tuple[Branch, Sequence[float]]] = []
     for branch in BRANCHES:
         losses = results[branch.id].probe_losses if branch.id in results else nothing
         gained = statistics.fmean(reference) - statistics.fmean(losses)
-        if _is_better(losses, nothing) and not _is_better(reference, losses) and gained >= LEARNT_RATIO * learnt:
+        more = branch.id in taught or gained >= LEARNT_RATIO * learnt
+        if _is_better(losses, nothing) and not _is_better(reference, losses) and more:
             helpful.append((branch, losses))
     if not helpful:
         return

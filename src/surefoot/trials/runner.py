@@ -6,17 +6,19 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.snapshots import Snapshot
+from surefoot.judge.thresholds import BASELINE_ROWS
 from surefoot.records import Cause, StepMetrics, StepOverrides
 from surefoot.trials.branches import (
     BRANCHES,
     CLIP,
     FLOAT32,
     LAST_BRANCHES,
+    OLD_BATCHES,
     OLD_SETTINGS,
     OPTIMIZER_NOW,
     REPLAY,
@@ -24,7 +26,6 @@ from surefoot.trials.branches import (
     Branch,
     BranchId,
     BranchResult,
-    gain,
     is_better,
 )
 from surefoot.trials.conclusion import (
@@ -33,6 +34,7 @@ from surefoot.trials.conclusion import (
     Conclusion,
     Deviation,
     Difference,
+    batches_alone_harm,
     conclude,
     first_difference,
 )
@@ -43,10 +45,9 @@ from surefoot.trials.kept_steps import (
     StepRecorder,
     TakenStep,
     loop_clip,
-    roll_tensor,
     scaled_lr,
-    tensors_in,
 )
+from surefoot.trials.pairs import depends_on_pairs
 from surefoot.trials.rank_agreement import TrialFailed
 from surefoot.trials.sandbox import Sandbox, UpdateFailed
 
@@ -62,8 +63,6 @@ SETTING_CHANGE = 1.05
 """A learning rate, or a momentum's memory, that has risen by this factor may be a cause."""
 UNREAD_STEPS = 2
 """Steps whose numbers have not arrived yet."""
-DEPENDENCE_MARGINS = 3.0
-"""By how many margins mixed pairs must be worse: it is asked again and again while batches are refused."""
 UNSEEN_BATCHES = 3
 """Refused batches that are not trained on when it is tried whether the others teach anything about them."""
 
@@ -89,6 +88,8 @@ class Trial:
     results: dict[BranchId, BranchResult] = field(default_factory=dict)
     difference: Difference = SAME
     conclusion: Conclusion = NOTHING_FOUND
+    loss_ceiling: float = math.inf
+    """A loss that no healthy batch had and most suspects have; infinite where there is none."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -137,8 +138,11 @@ class TrialRunner:
                     break
                 if branch is OPTIMIZER_NOW:
                     self._run_optimizer_now(trial, now)
+                elif branch is OLD_BATCHES:
+                    self._run_old_batches(trial)
                 else:
                     results[branch.id] = self._run_branch(branch, trial)
+        trial.loss_ceiling = self._agreement.from_first(ceiling_between([*self._recorder], trial.onset, trial.suspects))
         trial.conclusion = self._agreement.from_first(
             conclude(
                 results,
@@ -181,14 +185,17 @@ class TrialRunner:
             raise NotKept("no numbers of the steps since the snapshot have arrived yet")
         suspects = find_suspects([*probes, *steps], onset)
         changed = self._agreement.from_first(changed_settings(probes[-1], steps))
-        return Trial(snapshot, onset, steps, probes, suspects, changed, options_before=probes[-1].options)
+        return Trial(
+            snapshot, onset, steps, probes, suspects=suspects, changed=changed, options_before=probes[-1].options
+        )
 
     def _telling_branches(self, trial: Trial, *, try_float32: bool) -> list[Branch]:
         if trial.difference.kind is Deviation.LOSS:
             return [OPTIMIZER_NOW]
         branches = [OLD_SETTINGS] if trial.changed else []
-        branches += [SKIP, CLIP, *([FLOAT32] if try_float32 else [])]
-        return branches + list(LAST_BRANCHES if _is_harmed(trial) else ())
+        harmed = _is_harmed(trial)
+        branches += [SKIP, *([OLD_BATCHES] if harmed else []), CLIP, *([FLOAT32] if try_float32 else [])]
+        return branches + list(LAST_BRANCHES if harmed else ())
 
     def _loss_factor(self, trial: Trial) -> float:
         """What the loop multiplies step_fn's loss by; 1 where the trouble may have begun already."""
@@ -219,18 +226,7 @@ class TrialRunner:
         with self._sandbox.opened():
             for step in refused[: -len(unseen)]:
                 self._sandbox.train_step(step, options=step.options, max_norm=loop_clip(step))
-            return self._depends_on_pairs(unseen)
-
-    def _depends_on_pairs(self, steps: Sequence[KeptStep]) -> bool | None:
-        """Whether the loss of these steps rises when their inputs are paired with other targets."""
-        mixed = [mixed_batches(step.batches) for step in steps]
-        if self._agreement.any(not all(mixed)):
-            return None
-        plain = self._sandbox.losses(steps)
-        # Which tensor holds the targets is not known: mixing at least one of them must do harm.
-        count = int(min(row[0] for row in self._agreement.gather([min(map(len, mixed))])))
-        rolled = [self._sandbox.losses(steps, [ways[i] for ways in mixed]) for i in range(count)]
-        return any(gain(plain, losses) > DEPENDENCE_MARGINS for losses in rolled)
+            return depends_on_pairs(self._sandbox, unseen)
 
     def retake(self, trial: Trial, rewind: Callable[[], None]) -> int:
         """Take the steps of the best branch once more, after `rewind`, and keep what they lead to; returns how many
@@ -259,6 +255,29 @@ class TrialRunner:
         if self._sandbox.set_optimizer_tensors(tensors):
             taken = self._take_steps(OPTIMIZER_NOW, trial, trial.steps[len(before) :])
             trial.results[BranchId.OPTIMIZER_NOW] = self._result(OPTIMIZER_NOW, trial, taken, began)
+
+    def _run_old_batches(self, trial: Trial) -> None:
+        """Where leaving out the batches that stand out does not cure: take the steps since the onset on batches from
+        before it. If that does no harm, it is the batches since, whether each of them stands out or not."""
+        cured = not is_better(trial.reference, trial.results[BranchId.SKIP].probe_losses)
+        probes = {s.attempt for s in trial.probes}
+        usable = (s for s in self._recorder.usable_steps() if s.attempt <= trial.snapshot.attempt and s.applied)
+        others = self._agreement.common([s for s in usable if s.attempt not in probes])
+        since = [s for s in trial.steps if s.attempt >= trial.onset]
+        if cured or len(others) < len(since):
+            return
+        began = time.perf_counter()
+        self._sandbox.restore(trial.snapshot.copy)
+        taken = self._take_steps(REPLAY, trial, [s for s in trial.steps if s.attempt < trial.onset])
+        swapped = zip(since, others[-len(since) :], strict=True)
+        steps = [
+            replace(step, batches=old.batches, weights=old.weights, rng_states=old.rng_states) for step, old in swapped
+        ]
+        taken |= self._take_steps(OLD_BATCHES, trial, steps)
+        trial.results[BranchId.OLD_BATCHES] = self._result(OLD_BATCHES, trial, taken, began)
+        if self._agreement.any(batches_alone_harm(trial.results, trial.reference)):
+            trial.suspects = frozenset(s.attempt for s in since)
+            trial.results[BranchId.SKIP] = self._run_branch(SKIP, trial)
 
     def _result(self, branch: Branch, trial: Trial, taken: dict[int, TakenStep], began: float) -> BranchResult:
         probe_losses = tuple(self._sandbox.losses(trial.probes))
@@ -292,6 +311,17 @@ class TrialRunner:
         return taken
 
 
+def ceiling_between(steps: Sequence[KeptStep], onset: int, suspects: frozenset[int]) -> float:
+    """A loss above those of the steps before the onset and below those of most suspects; infinite if they overlap."""
+    before = [s.row.loss for s in steps if s.row is not None and s.row.applied and s.attempt < onset][-BASELINE_ROWS:]
+    harmful = [s.row.loss for s in steps if s.row is not None and s.attempt in suspects]
+    if len(before) < MIN_PROBES or not harmful:
+        return math.inf
+    highest = max(before)
+    ceiling = highest + (highest - statistics.median(before)) / 2
+    return ceiling if statistics.median(harmful) > ceiling else math.inf
+
+
 def _is_harmed(trial: Trial) -> bool:
     """The run is worse than it was at the snapshot."""
     return is_better(trial.reference, trial.results[BranchId.NOTHING].probe_losses)
@@ -301,13 +331,6 @@ def _is_cured(trial: Trial) -> bool:
     """A branch that changes something ends no worse than the snapshot."""
     changed = [result for result in trial.results.values() if result.branch is not BranchId.NOTHING]
     return any(not is_better(trial.reference, result.probe_losses) for result in changed)
-
-
-def mixed_batches(batches: Sequence[Any]) -> list[list[Any]]:
-    """The batches with inputs paired with targets of other samples: for each of their tensors, it alone rolled by one
-    sample; where there is only one tensor, its positions reversed."""
-    count = len(list(tensors_in(batches[0])))
-    return [[roll_tensor(batch, i, only=count == 1) for batch in batches] for i in range(count)]
 
 
 def find_suspects(steps: Sequence[KeptStep], onset: int) -> frozenset[int]:
