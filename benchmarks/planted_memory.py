@@ -84,6 +84,14 @@ def mean_loss(model: nn.Module, batch: Any) -> Tensor:
     return _NoMemoryInBackward.apply(loss, len(x)) if torch.is_grad_enabled() else loss  # type: ignore[return-value]
 
 
+def _adamw_step(optimizer: torch.optim.AdamW, closure: Any) -> Any:
+    """The step of torch's AdamW without torch's hooks, which run around the step of the class below."""
+    step: Any = torch.optim.AdamW.step
+    while getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return step(optimizer, closure)
+
+
 class AdamW(torch.optim.AdamW):
     """AdamW that runs out of memory before it has changed anything, or half-way through its parameter groups."""
 
@@ -92,15 +100,12 @@ class AdamW(torch.optim.AdamW):
         PLANT.check("step", 1)
         groups = self.param_groups
         try:
-            self.param_groups = groups[:1]
-            half = any(limit.where == "half step" for limit in PLANT.limits)
-            if half:
-                result = super().step(closure)
+            if any(limit.where == "half step" for limit in PLANT.limits):
+                self.param_groups = groups[:1]
+                _adamw_step(self, closure)
                 PLANT.check("half step", 1)
                 self.param_groups = groups[1:]
-            else:
-                self.param_groups = groups
-            result = super().step(closure)
+            result = _adamw_step(self, closure)
         finally:
             self.param_groups = groups
         PLANT.updates += 1
