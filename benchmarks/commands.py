@@ -118,7 +118,7 @@ def origin(
 
 @app.command()
 def memory(device: Device = None) -> None:
-    """Run out of memory at 20 moments of a run: by taking GPU memory away, else by planted limits; exit 1 on a fault."""
+    """Run out of memory at 20 moments: GPU memory is taken away, else limits are planted; exit 1 where one fails."""
     needs_torch("bench memory")
     import torch
 

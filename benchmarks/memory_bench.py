@@ -120,9 +120,12 @@ def report(moments: Sequence[Moment], device: str) -> str:
     """The table."""
     right = sum(moment.right for moment in moments)
     where = torch.cuda.get_device_name() if device == "cuda" else "planted limits on the CPU"
-    lines = [
+    head = (
         f"{right} of {len(moments)} runs went on with the same updates ({where}, torch {torch.__version__}, {STEPS} "
-        f"updates of {SIZE} samples).",
+        f"updates of {SIZE} samples)."
+    )
+    lines = [
+        head,
         "",
         "| Out of memory | Times | Goes on | Samples at a time after | Effective batch | Largest loss difference |",
         "|---|---|---|---|---|---|",
