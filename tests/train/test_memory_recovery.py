@@ -187,6 +187,14 @@ def test_observed_run_ends_with_advice(tmp_path: Path, capsys: Captured) -> None
     assert "Traceback" not in message
 
 
+def test_micro_batch_may_change_by_hand_where_the_update_stays_the_same(tmp_path: Path, capsys: Captured) -> None:
+    undisturbed = train(tmp_path / "undisturbed", **LANGUAGE)
+    train(tmp_path, Limit("backward", 0, first=6), code=exit_codes.DO_NOT_RESTART, **LANGUAGE)
+    train(tmp_path, code=exit_codes.USAGE, **LANGUAGE, batch={"size": 2})
+    assert "batch.size was 8 and is now 2" in capsys.readouterr().err
+    assert_same_course(train(tmp_path, **LANGUAGE, batch={"size": 2, "accumulate": 4}), undisturbed)
+
+
 def test_summary_and_json_tell_how_the_run_was_fitted(tmp_path: Path, capsys: Captured) -> None:
     PLANT.limits = [Limit("forward", 4, first=5)]
     assert show(small_recipe(tmp_path, **LANGUAGE), (), as_json=True) == exit_codes.DONE

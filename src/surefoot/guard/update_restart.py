@@ -41,11 +41,11 @@ class UpdateRestart:
 
     # -- the engine begins an update again
 
-    def restart(self) -> bool:
+    def restart(self, num_batches: int) -> bool:
         """Forget the update in progress, of which no optimizer has completed its step: it keeps its number.
 
-        Buffers and torch's random states are again what they were before its first forward pass. Returns whether an
-        optimizer that was within its step is back where it was before.
+        It has come to its micro-batch `num_batches`. Buffers and torch's random states are again what they were before
+        its first forward pass. Returns whether an optimizer that was within its step is back where it was before.
         """
         if self._guard.disabled:
             return False
@@ -61,7 +61,7 @@ class UpdateRestart:
         if self._recovery.shadow is not None:
             self._recovery.shadow.commit_or_revert(True, keep=False)
         recorder = self._recovery.recorder
-        states = None if recorder is None else recorder.restart()
+        states = None if recorder is None else recorder.restart(num_batches)
         if states is not None:
             set_rng_states(states)
         ring = self._recovery.ring
@@ -89,7 +89,10 @@ class UpdateRestart:
         reader.journal.event(Decision(**at, action=action, reason=reason, cause=Cause.OUT_OF_MEMORY))
         reader.note(NOTE, reason, values=plan, attempt=pipeline.attempt)
         reader.journal.flush()
-        log.log(logging.WARNING, "surefoot: step %d: %s", reader.step, reason, extra={EVENT_MARK: True})
+        if reader.journal.rank == 0:
+            log.warning("surefoot: step %d: %s", reader.step, reason, extra={EVENT_MARK: True})
+        else:  # the first rank's console does not have it from its journal
+            log.error("surefoot: step %d: %s", reader.step, reason)
 
     def save(self) -> bool:
         """Save the run as it was before the update in progress; returns whether that was done."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from surefoot import parallel
 from surefoot.train.build import RunParts
 from surefoot.train.make_model import bytes_needed, free_memory
@@ -19,7 +21,7 @@ def needed(parts: RunParts) -> str:
     if recipe.parallel.strategy != "zero3":
         same_run.append("parallel.strategy=zero3 on several GPUs")
     new_run = [f"data.context below {recipe.data.context}"] if recipe.data.kind != "own" else ["shorter samples"]
-    if recipe.precision.compute in ("float32", "tf32"):
+    if parts.precision.compute is torch.float32:
         new_run.append("precision.compute=bfloat16")
     new_run.append("a smaller model")
     return (

@@ -62,6 +62,8 @@ class MemoryRecovery:
         self.plan = self.full
         self.failures = 0
         """How often memory ran out."""
+        self.failures_elsewhere = 0
+        """The same on the other ranks, known at the end of the run."""
         self._tried: list[str] = []
         """What did not fit in the current update."""
         self._patience, self._fitted, self._grown = PATIENCE, 0, False
@@ -131,7 +133,7 @@ class MemoryRecovery:
         if parts.precision.scaler is not None:
             parts.precision.scaler._per_optimizer_states.clear()  # else gradients count as unscaled already
         unchanged = attempt.step is None or attempt.step.unchanged()
-        restored = self._restarts.restart()
+        restored = self._restarts.restart(attempt.number)
         again = f"the update of {parts.effective_batch} samples is made again"
         if not unchanged and not restored:
             again = self._rewind(what)
@@ -283,9 +285,11 @@ class MemoryRecovery:
 
     def summary(self) -> str | None:
         """A line for the end of the run; None if memory never ran out."""
-        if not self.failures and self.plan == self.full:
+        if not self.failures and not self.failures_elsewhere and self.plan == self.full:
             return None
         times = f"{self.failures} time{'' if self.failures == 1 else 's'}"
+        if self.failures_elsewhere:
+            times += f" on this rank, {self.failures_elsewhere} on others"
         return f"ran out {times}; at the end {self.describe(self.plan)}, the same samples per update"
 
     def _accumulation(self, plan: MemoryPlan) -> int:

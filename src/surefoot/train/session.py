@@ -139,6 +139,7 @@ def _train(parts: RunParts, guard: Guard, invocation: Invocation, result: RunRes
                 train(parts, guard, reporter, memory)
             guard.close()
             reporter.report_latest(guard)
+            memory.failures_elsewhere = parallel.all_reduce_sum(world, memory.failures) - memory.failures
             result.unreadable = unreadable + parallel.all_reduce_sum(world, len(parts.data.unreadable) - unreadable)
             result.code = exit_codes.DONE
         finally:
