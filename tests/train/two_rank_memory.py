@@ -14,6 +14,8 @@ from typing import Any
 
 from small_runs import small_recipe
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import surefoot
 from benchmarks.planted_memory import PLANT, Limit
 from surefoot.cli.train import show

@@ -76,9 +76,11 @@ class MemoryRecovery:
 
     def resume(self, run_dir: Path) -> str | None:
         """Continue with the smallest micro-batches that a rank had arrived at; returns a note about them."""
+        if not self.enabled:
+            return None
         notes = [e for e in read(run_dir).events if e["kind"] == "note" and e.get("name") == NOTE]
         last = {e["rank"]: e["values"] for e in notes if e["values"].get("size") == self.full.rows}
-        if not self.enabled or not last:
+        if not last:
             return None
         rows = min(int(values["rows"]) for values in last.values())
         eval_rows = min(int(values["eval_rows"]) for values in last.values())
