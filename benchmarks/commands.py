@@ -118,6 +118,21 @@ def origin(
 
 
 @app.command()
+def memory(device: Device = None) -> None:
+    """Run out of memory at 20 moments: GPU memory is taken away, else limits are planted; exit 1 where one fails."""
+    needs_torch("bench memory")
+    import torch
+
+    from benchmarks.memory_bench import main as run
+    from benchmarks.memory_bench import report
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    moments = run(device, say=progress)
+    typer.echo(report(moments, device))
+    raise typer.Exit(0 if all(moment.right for moment in moments) else 1)
+
+
+@app.command()
 def logs(
     folder: Annotated[
         Path | None, typer.Argument(help="Logs with an INDEX.csv: file, label, source.", file_okay=False)

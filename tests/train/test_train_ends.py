@@ -46,7 +46,7 @@ def test_stopped_run_exits_with_the_do_not_restart_code(
 
 
 def test_out_of_memory_is_reported_with_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(failing(tmp_path, "memory"), ()) == exit_codes.FAILED
+    assert show(failing(tmp_path, "memory", protection={"mode": "observe"}), ()) == exit_codes.FAILED
     stderr = capsys.readouterr().err
     assert "Lower batch.size" in stderr
     assert "Traceback" not in stderr

@@ -27,6 +27,7 @@ from surefoot.guard.hooks import GUARDED, close_if_alive, contained, register_ho
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.run_info import open_metrics_reader
 from surefoot.guard.step_pipeline import StepPipeline
+from surefoot.guard.update_restart import UpdateRestart
 from surefoot.measure.batch_stats import count_samples
 from surefoot.measure.resources import StepTimer
 from surefoot.records import Action, Event, JudgedBy, StepMetrics
@@ -70,14 +71,14 @@ class AttachedGuard(Guard):
             if self._buffer_shadow is not None:
                 self._buffer_shadow.close()
             raise
+        self.restarts = self._restart = UpdateRestart(self, self._recovery, self._reader, self._checkpointer)
         self._early_checks = EarlyChecks(self, context, self._reader) if context.preflight else None
         self._hooks = register_hooks(self, context, before_step=self._before_step, after_step=self._after_step)
         # A step that is left on the way has no post-hook of torch's, so SkippableStep calls `_after_step`.
         self._skippable_steps = [
             SkippableStep(o, functools.partial(self._after_step, k, o, (), {})) for k, o in enumerate(self._optimizers)
         ]
-        self._at_exit = functools.partial(close_if_alive, weakref.ref(self))
-        atexit.register(self._at_exit)
+        self._at_exit = atexit.register(functools.partial(close_if_alive, weakref.ref(self)))
 
     # -- what the user reads
 
@@ -329,7 +330,8 @@ class AttachedGuard(Guard):
 
     def close(self) -> None:
         self._finish()
-        checkpointer = self._close_checkpointer(intact=not self.disabled and getattr(sys, "last_value", None) is None)
+        ended_well = not self._restart.ended_by_memory() and getattr(sys, "last_value", None) is None
+        checkpointer = self._close_checkpointer(intact=ended_well and not self.disabled)
         self.disabled = True
         for hook in self._hooks:
             hook.remove()
@@ -355,6 +357,7 @@ class AttachedGuard(Guard):
         if error is not None and not self.disabled:
             self._note("exception", f"{type(error).__name__}: {error}")
         if error is not None:
+            self._restart.ended_by_memory()
             # The batch in progress may be lost, so this state is not exact; the last checkpoint is.
             self._close_checkpointer(intact=False)
         self.close()

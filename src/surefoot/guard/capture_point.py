@@ -255,6 +255,12 @@ class CapturePoint:
         rng = self._earlier.rng_states or replace_torch_states(now, self._torch_rng)
         return replace(self._earlier, rng_states=rng, inexact=self._late(self._earlier))
 
+    def at_failed_update(self, pipeline: StepPipeline) -> EarlierState | None:
+        """In an update that cannot be made: as it was before its batch was fetched; None where that is not known."""
+        if self._earlier is None:
+            return None
+        return self._with_host_rng(self._earlier, self._position.rng_states(pipeline))
+
     def _late(self, earlier: EarlierState) -> tuple[str, ...]:
         """A loader whose state is slow to read was not read in time."""
         return (POSITION_READ_LATE,) if self._position.loader is not None and LOADER_KEY not in earlier.extra else ()

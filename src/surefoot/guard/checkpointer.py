@@ -273,6 +273,19 @@ class Checkpointer:
         self._save_began()
         self._emergency.before_stop(self._save)
 
+    def save_failed_update(self) -> bool:
+        """The update in progress cannot be made, and nothing of it was applied: save the run as it was before it.
+
+        Not with several ranks, as the others are elsewhere; returns whether the run is saved.
+        """
+        if not self._single_rank or self._pipeline.in_step is not None or self._reader.last_attempt < 0:
+            return False
+        earlier = self._capture_point.at_failed_update(self._pipeline) or EarlierState({})
+        earlier = earlier if self._shadow is None else replace(earlier, buffers=self._shadow.pairs)
+        self._save_began()
+        self._emergency.before_stop(lambda kind: self._save(kind, earlier))
+        return self._manager.saved_step == self._reader.step
+
     # -- saving
 
     def _do_due(self, earlier: EarlierState | None) -> None:

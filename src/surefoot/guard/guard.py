@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch import Tensor
 
 from surefoot.guard.batches import Batches
 from surefoot.records import Event, StepMetrics
+
+if TYPE_CHECKING:
+    from surefoot.guard.update_restart import UpdateRestart
 
 T = TypeVar("T")
 
@@ -27,6 +30,9 @@ Progress = Tensor | float | ProgressDefault | None
 
 class Guard(ABC):
     """What `attach` returns; also a context manager that closes itself."""
+
+    restarts: UpdateRestart | None = None
+    """Begins an update again that ran out of memory, for loops of surefoot's own; None where nothing is protected."""
 
     @property
     @abstractmethod

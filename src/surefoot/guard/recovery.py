@@ -50,7 +50,7 @@ class Recovery:
         self.pipeline = pipeline
         self.overrides = OverrideApplier(context.model, context.optimizers, pipeline.gates)
         self._reader = reader
-        self._shadow = shadow
+        self.shadow = shadow
         self._train_state = TrainState(
             context.model,
             context.optimizers,
@@ -96,6 +96,12 @@ class Recovery:
         made.on_harm = self.incidents.trial_ended
         reader.trials_follow = True
         return made.recorder
+
+    @property
+    def recorder(self) -> StepRecorder | None:
+        """Keeps the last steps, for trials or to look for the origin of refused updates; None without `step_fn`."""
+        keeper = self.trials or self.origins
+        return None if keeper is None else keeper.recorder
 
     @property
     def ring(self) -> SnapshotRing | None:
@@ -331,8 +337,8 @@ class Recovery:
         """The run is in this state now, whose step says how many updates it holds."""
         attempt, self._rewound_to = self.pipeline.attempt, state.attempt
         self._reader.drain(self.pipeline, judge=False)  # rows of updates that are undone now: written, not judged
-        if self._shadow is not None:
-            self._shadow.reset()
+        if self.shadow is not None:
+            self.shadow.reset()
         self.pipeline.reset_after_rewind()
         self.snapshots.last_attempt = self.pipeline.attempt
         self._reader.rewound(state.attempt, state.step)

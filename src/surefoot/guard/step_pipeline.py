@@ -40,6 +40,7 @@ class StepPipeline:
     """Which number shows the progress of the current update."""
     in_line_search = False
     """An optimizer such as LBFGS is evaluating the loss again; only its starting point is judged."""
+    in_step: int | None = None  # the optimizer whose step has begun and not ended
     check_weights = False
     """Measure the weights at the next step, though it is not their turn."""
     _sampled_attempt = -1
@@ -176,6 +177,12 @@ class StepPipeline:
             gate.decide(block.summary, out=block.verdict, scaled=True, joint=None, commit=False)
             self._shadow.commit_or_revert(gate.memory.buffers_tainted, keep=False)
 
+    def restart_attempt(self) -> None:
+        """The loop has dropped the gradients of this attempt and begins it again."""
+        if not self.stepped:  # else nothing of it was measured
+            self._measured_grads, self.samples, self.attempt = SeenGrads(()), NAN, self.attempt - 1
+            self._begin_attempt()
+
     def _begin_attempt(self) -> None:
         if self._alternating is not None and self.stepped:
             self._alternating.group_stepped(frozenset(self.stepped))
@@ -191,6 +198,7 @@ class StepPipeline:
 
     def before_step(self, k: int) -> None:
         """A step of optimizer `k` begins: sample the weights if it is time to."""
+        self.in_step = k
         coming = self.attempt + (k in self.stepped)  # with a closure the backward of this attempt is still to come
         if self._exchange is not None:
             self._exchange.before_step(k, coming)
@@ -271,7 +279,7 @@ class StepPipeline:
 
     def after_step(self, k: int) -> None:
         """Undo what the gate did for the step, settle the buffers, send the numbers and measure the weights."""
-        self.in_line_search = False
+        self.in_line_search, self.in_step = False, None
         gate = self.gates[k]
         copied, check = gate.veto_method is VetoMethod.COPY, self.buffer_check
         gate.after_step(buffers_tainted=copied and check is not None and check.any_nonfinite())

@@ -3,6 +3,7 @@
 from surefoot.parallel.process_group import ParallelError, World, all_reduce_sum, broadcast, init_distributed, shutdown
 from surefoot.parallel.sharding import (
     find_blocks,
+    forward_failed,
     grad_sync,
     shard_optimizer,
     shards_weights,
@@ -19,6 +20,7 @@ __all__ = [
     "broadcast",
     "check_versions",
     "find_blocks",
+    "forward_failed",
     "grad_sync",
     "init_distributed",
     "shard_optimizer",

@@ -157,6 +157,13 @@ def grad_sync(model: nn.Module, sync: bool) -> Iterator[None]:
         yield
 
 
+def forward_failed(model: nn.Module) -> None:
+    """A forward pass failed on this rank alone and is made again: the buffers that it received are not sent again."""
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, DistributedDataParallel):
+        model.require_forward_param_sync = False
+
+
 def _set_fsdp_sync(model: FSDPModule, on: bool) -> None:
     model.set_requires_gradient_sync(on)
     model.set_is_last_backward(on)

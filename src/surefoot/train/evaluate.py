@@ -12,6 +12,8 @@ from surefoot import parallel
 from surefoot.checkpoint.side_effect_free import side_effect_free
 from surefoot.train.accumulation import check_loss, to_device
 from surefoot.train.build import RunParts
+from surefoot.train.memory_recovery import EvaluationDoesNotFit, MemoryRecovery
+from surefoot.train.split_batch import Piece
 
 
 def compute_loss(parts: RunParts, batch: Any) -> tuple[Tensor, int | None]:
@@ -31,18 +33,39 @@ def step_fn_of(parts: RunParts) -> Callable[[nn.Module, Any], Tensor]:
 
 
 @torch.no_grad()
-def evaluate(parts: RunParts) -> float | None:
-    """The mean loss on held-out data over all ranks; None without such data."""
+def evaluate(parts: RunParts, memory: MemoryRecovery | None = None) -> float | None:
+    """The mean loss on held-out data over all ranks; None without such data, or where it does not fit into memory."""
     if parts.data.eval_loader is None:
         return None
-    losses, counts = [], 0
+    totals: list[tuple[Tensor, float]] = []
     with side_effect_free(parts.model):
         for number, batch in enumerate(parts.data.eval_loader):
             if number == parts.recipe.evaluation.batches:
                 break
-            loss, count = compute_loss(parts, to_device(batch, parts.world.device))
-            losses.append(loss.double())
-            counts += 1 if count is None else count
-    total_loss = float(torch.stack(losses).sum()) if losses else 0.0
+            if memory is None:
+                totals.append(_total(parts, Piece(batch)))
+                continue
+            try:
+                totals += _in_pieces(parts, memory, batch)
+            except EvaluationDoesNotFit:
+                return None
+    total_loss = float(torch.stack([loss for loss, _ in totals]).sum()) if totals else 0.0
+    counts = sum(count for _, count in totals)
     total_loss, counts = parallel.all_reduce_sum(parts.world, total_loss), parallel.all_reduce_sum(parts.world, counts)
     return total_loss / counts if counts else None
+
+
+def _in_pieces(parts: RunParts, memory: MemoryRecovery, batch: Any) -> list[tuple[Tensor, float]]:
+    """Loss and count of each piece that the batch has to be computed in."""
+    losses: list[tuple[Tensor, float]] = []
+    for attempt in memory.eval_attempts(batch):
+        with attempt:
+            attempt.losses = [_total(parts, piece) for piece in attempt.pieces]
+        losses = attempt.losses
+    return losses
+
+
+def _total(parts: RunParts, piece: Piece) -> tuple[Tensor, float]:
+    """Sum and count, or a mean that counts as one with all pieces of its batch together."""
+    loss, count = compute_loss(parts, to_device(piece.batch, parts.world.device))
+    return (loss.double(), count) if count is not None else (loss.double() * piece.share, piece.share)

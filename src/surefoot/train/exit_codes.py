@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from surefoot.guard.out_of_memory import first_line, is_out_of_memory
 from surefoot.guard.signal_handlers import SIGNALS, ExitCodeKeeper
 from surefoot.records import Action
 from surefoot.train.recipe.errors import RecipeError
@@ -20,8 +21,8 @@ _MEANINGS = {
     DONE: "done",
     FAILED: "the run failed with an error in its own code or data",
     USAGE: "bad usage: nothing was started, the message says what to change",
-    RESTART: "restart me: ended by a signal, or another rank was lost; the same command continues from the newest "
-    "checkpoint",
+    RESTART: "restart me: ended by a signal, another rank was lost, or one of several ran out of memory; the same "
+    "command continues from the newest checkpoint",
     DO_NOT_RESTART: "do not restart me: surefoot stopped the run, and a restart would end the same way",
 }
 _LOST_RANK = re.compile(
@@ -29,7 +30,6 @@ _LOST_RANK = re.compile(
     r"|[Tt]imed out (waiting|after)|wait timeout after"
 )
 """Messages of the plain RuntimeErrors torch raises when another rank does not answer."""
-_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 _OUT_OF_MEMORY = (
     "Out of memory. Lower batch.size and raise batch.accumulate by the same factor: the updates stay the same. Or set "
     "speed.checkpoint_activations=1, which recomputes activations in backward, or protection.snapshot_memory=false, "
@@ -46,6 +46,17 @@ class ReceivedSignal(SystemExit):
 
     def __str__(self) -> str:
         return f"Received {self.signal}"
+
+
+class OutOfMemoryRestart(SystemExit):
+    """This rank ran out of memory where it cannot go on alone; a restart computes in smaller micro-batches."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(RESTART)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason}. Run the same command again to continue from the newest checkpoint."
 
 
 @contextmanager
@@ -115,23 +126,13 @@ def message_for(error: BaseException) -> str:
     if _is_stop(error):
         return f"{message} A restart would end the same way: fix the cause first."
     if is_out_of_memory(error):
-        return f"{_OUT_OF_MEMORY} ({message.splitlines()[0]})"
+        return f"{_OUT_OF_MEMORY} ({first_line(error)})"
     if is_lost_rank(error):
         return (
             "Another rank is gone, or did not answer in time. Run the same command again to continue from the newest "
             f"checkpoint. ({message.splitlines()[0]})"
         )
     return message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host ran out of memory."""
-    if isinstance(error, MemoryError):
-        return True
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
 
 def is_lost_rank(error: BaseException) -> bool:

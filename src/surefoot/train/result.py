@@ -44,6 +44,8 @@ class RunResult:
     """Whether this is the first rank, which prints for all."""
     unreadable: int = 0
     """Samples that were skipped."""
+    memory: str | None = None
+    """How the run was fitted into memory, if it ever ran out."""
     extras: dict[str, str] = field(default_factory=dict)
     """Further lines of the summary: text sample, plot."""
 
@@ -57,6 +59,7 @@ class RunResult:
             "step": self.step,
             "refused": self.refused,
             "unreadable": self.unreadable,
+            "memory": self.memory,
             "loss": _finite_or_none(self.loss),
             "held_out": _finite_or_none(self.eval_loss),
             "seconds": self.seconds,
@@ -74,6 +77,8 @@ class RunResult:
         lines = {"done": f"{self.step:,} updates{refused}"}
         if self.unreadable:
             lines["unreadable"] = f"{self.unreadable:,} samples were skipped"
+        if self.memory is not None:
+            lines["memory"] = self.memory
         if self.loss is not None:
             mean = f"{self.loss:.4f}, the mean of the last updates"
             lines["loss"] = "not finite in any of the last updates" if math.isnan(self.loss) else mean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,6 +89,8 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
     if before is None or not (run_dir / "checkpoints").exists():
         return
     changed = [change for change in differences(before, recipe) if not change[0].startswith(_CHANGEABLE)]
+    if _samples(before) == recipe.batch.size * recipe.batch.accumulate:  # in other micro-batches
+        changed = [change for change in changed if not change[0].startswith("batch.")]
     if changed:
         shown = ", ".join(f"{key} was {old!r} and is now {new!r}" for key, old, new in changed[:_SHOWN_DIFFERENCES])
         more = f" and {len(changed) - _SHOWN_DIFFERENCES} more" if len(changed) > _SHOWN_DIFFERENCES else ""
@@ -102,6 +104,13 @@ def check_not_in_use(run_dir: Path) -> None:
     """Refuse a run directory that another process writes to, before anything slow starts; `attach` then locks it."""
     if run_dir.is_dir():
         WriterLock(run_dir).acquire().release()
+
+
+def _samples(recipe: Mapping[str, Any]) -> int | None:
+    """Samples per update and rank of a recorded recipe."""
+    batch = recipe.get("batch")
+    values = [batch.get("size"), batch.get("accumulate")] if isinstance(batch, Mapping) else []
+    return values[0] * values[1] if values and all(type(value) is int for value in values) else None
 
 
 def _recorded_recipe(run_dir: Path) -> dict[str, object] | None:

@@ -20,6 +20,7 @@ from surefoot.train import exit_codes
 from surefoot.train.build import RunParts, build, run_dir_of
 from surefoot.train.evaluate import step_fn_of
 from surefoot.train.loop import train
+from surefoot.train.memory_recovery import MemoryRecovery
 from surefoot.train.recipe import Recipe, RecipeError, as_plain, policy_of, remarks
 from surefoot.train.result import RunResult, final_losses, finite_mean, summary_extras
 from surefoot.train.run_record import check_not_in_use, check_resumable, run_record
@@ -63,6 +64,7 @@ def run(recipe: Recipe, invocation: Invocation) -> RunResult:
             error = RecipeError(str(error))
         result.code, lost_rank = exit_codes.code_for(error, building=building), exit_codes.is_lost_rank(error)
         result.error = exit_codes.message_for(error)
+        lost_rank |= isinstance(error, exit_codes.OutOfMemoryRestart)  # the others are elsewhere
         expected = isinstance(error, DataError) or exit_codes.is_out_of_memory(error)
         if result.code == exit_codes.FAILED and not expected:
             traceback.print_exc()  # an error in the user's model or data code: the traceback says most
@@ -109,6 +111,9 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
 def _train(parts: RunParts, guard: Guard, invocation: Invocation, result: RunResult) -> None:
     recipe, world = parts.recipe, parts.world
     start = parts.step
+    memory = MemoryRecovery(parts, guard)
+    if (note := memory.resume(result.run_dir)) is not None:
+        parts.notes.append(note)
     sinks = _open_sinks(parts, result.run_dir, start)
     with RunConsole(
         recipe.name,
@@ -131,14 +136,16 @@ def _train(parts: RunParts, guard: Guard, invocation: Invocation, result: RunRes
                     f"a new run, choose another run_dir."
                 )
             else:
-                train(parts, guard, reporter)
+                train(parts, guard, reporter, memory)
             guard.close()
             reporter.report_latest(guard)
+            memory.failures_elsewhere = parallel.all_reduce_sum(world, memory.failures) - memory.failures
             result.unreadable = unreadable + parallel.all_reduce_sum(world, len(parts.data.unreadable) - unreadable)
             result.code = exit_codes.DONE
         finally:
             sinks.close(result.code)
             _fill_result(parts, guard, reporter, result)
+            result.memory = memory.summary()
         if start >= parts.total:
             result.loss, result.eval_loss = final_losses(result.run_dir)
         else:

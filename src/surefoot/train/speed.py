@@ -100,7 +100,8 @@ def checkpoint_activations(model: nn.Module, every: int) -> int:
         )
     for block in chosen:
         # Replaces the method, not the module, so that state_dict names stay the same; deepcopy keeps it.
-        block.forward = functools.partial(_checkpointed, block.forward)
+        if getattr(block.forward, "func", None) is not _checkpointed:
+            block.forward = functools.partial(_checkpointed, block.forward)
     return len(chosen)
 
 

@@ -160,6 +160,14 @@ class StepRecorder:
         while len(self._steps) > self._max_steps or (self._bytes > self._max_bytes and self._steps):
             self._bytes -= num_bytes(self._steps.popleft().batches)
 
+    def restart(self, num_batches: int) -> RngStates | None:
+        """The update in progress is begun again; returns the random states from before its first forward pass.
+
+        None where it was not the first to use them: a loss scale that overflows skips an update unseen.
+        """
+        current, self._current = self._current, None
+        return None if current is None or len(current.batches) > num_batches else current.rng_states
+
     def trust(self, attempt: int) -> None:
         """Steps up to this attempt were healthy: keep some of them as probes."""
         newest = self._probes[-1].attempt if self._probes else -FIRST_PROBE_GAP
