@@ -15,11 +15,11 @@ from surefoot.demo.faults import FAULTS, PoisonedLoader, plant
 from surefoot.guard.attach import Guard
 from surefoot.sinks.console import RunConsole
 from surefoot.sinks.narrator import Emit, EventNarrator
-from surefoot.sinks.reporter import Reporter
 from surefoot.sinks.sink import Sinks
 from surefoot.train.build import RunParts, build
 from surefoot.train.loop import train
 from surefoot.train.recipe import load
+from surefoot.train.reporter import Reporter
 from surefoot.train.result import text_sample
 from surefoot.train.session import Invocation, attach_guard
 

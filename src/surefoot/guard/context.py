@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.alarms.alarm_target import AlarmTarget
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
 from surefoot.judge.policy import Policy
@@ -40,3 +41,5 @@ class GuardContext:
     """Incident bundles hold states and batches, where trials are run."""
     preflight: bool = False
     """The loop is checked on its first batches."""
+    alarms: tuple[AlarmTarget, ...] = ()
+    """Who hears of what happens to the run; the first rank sends."""

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from surefoot.alarms.alarm_process import start_alarms
+from surefoot.alarms.alarm_target import redacted
 from surefoot.gate.veto import VetoMethod, has_fused_form, on_accelerator
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
@@ -39,6 +41,7 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
     judge = make_judge(context.policy, names, **judged)
     journal = _open_journal(ranks, context.run_dir, _run_json(context, pipeline))
     weakref.finalize(context.optimizers[0], journal.close)
+    start_alarms(context.alarms, journal)
     reader = MetricsReader(
         journal, judge, policy=context.policy, timer=timer, order=pipeline.order, steps_of=context.steps_of
     )
@@ -110,12 +113,13 @@ def _run_json(context: GuardContext, pipeline: StepPipeline) -> dict[str, Any]:
         "tensors": len(pipeline.layout.names),
         "optimizers": optimizers,
         "processes": pipeline.grad_stats.ranks.world_size,
+        "alarms": [target.name for target in context.alarms],
     }
     info = {"config": config, "data": None} | describe_environment(pipeline.device)
     for name, extra in context.run_info.items():
         value = info.get(name)
         info[name] = {**value, **extra} if isinstance(value, Mapping) and isinstance(extra, Mapping) else extra
-    return info
+    return redacted(info, context.alarms)
 
 
 # -- the journal

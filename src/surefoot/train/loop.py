@@ -7,7 +7,6 @@ from typing import Any
 
 from surefoot import parallel
 from surefoot.guard.attach import Guard
-from surefoot.sinks.reporter import LoopListener
 from surefoot.train import speed
 from surefoot.train.accumulation import (
     MicroBatches,
@@ -19,6 +18,7 @@ from surefoot.train.accumulation import (
 )
 from surefoot.train.build import RunParts
 from surefoot.train.evaluate import compute_loss, evaluate
+from surefoot.train.reporter import LoopListener
 
 
 def train(parts: RunParts, guard: Guard, listener: LoopListener) -> None:

@@ -14,13 +14,13 @@ from surefoot.data.data_error import DataError
 from surefoot.guard.attach import Guard, attach
 from surefoot.guard.validate import switched_off
 from surefoot.sinks.console import PlainConsole, RunConsole
-from surefoot.sinks.reporter import Reporter
 from surefoot.sinks.sink import SinkError, Sinks, check_installed, open_sinks
 from surefoot.train import exit_codes
 from surefoot.train.build import RunParts, build, run_dir_of
 from surefoot.train.evaluate import step_fn_of
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, RecipeError, as_plain, policy_of, remarks
+from surefoot.train.reporter import Reporter
 from surefoot.train.result import RunResult, final_losses, finite_mean, summary_extras
 from surefoot.train.run_record import check_not_in_use, check_resumable, run_record
 from surefoot.train.schedules import sparkline
