@@ -35,24 +35,29 @@ _CHECKPOINT_WORDS = {"failed": "a checkpoint was not saved", "stopped": "saved a
 
 def level_of(event: Mapping[str, Any]) -> AlarmLevel | None:
     """The level of an event; None if it says nothing to a person who is away."""
+    level: AlarmLevel | None = None
     match event.get("kind"):
         case "finding":
-            return AlarmLevel.SEVERE if event.get("severity") == Severity.SEVERE else AlarmLevel.FINDING
-        case "decision" if event.get("action") == Action.STOP:
-            return AlarmLevel.STOP if event.get("applied", True) else AlarmLevel.SEVERE
-        case "decision" if event.get("action") in _CHANGES and event.get("applied", True):
-            return AlarmLevel.ACTION
+            level = AlarmLevel.SEVERE if event.get("severity") == Severity.SEVERE else AlarmLevel.FINDING
         case "decision":
-            return None if event.get("action") == Action.RELAX else AlarmLevel.FINDING
+            level = _level_of_decision(str(event.get("action")), applied=bool(event.get("applied", True)))
         case "outcome":
-            return AlarmLevel.ACTION
+            level = AlarmLevel.ACTION
+        case "note" if is_planned_end(event):
+            level = AlarmLevel.STOP if str(event["detail"]).startswith("SystemExit") else None
         case "note":
-            if is_planned_end(event):
-                return AlarmLevel.STOP if str(event["detail"]).startswith("SystemExit") else None
-            return _NOTE_LEVELS.get(str(event.get("name")))
+            level = _NOTE_LEVELS.get(str(event.get("name")))
         case "checkpoint":
-            return _CHECKPOINT_LEVELS.get(str(event.get("name")))
-    return None
+            level = _CHECKPOINT_LEVELS.get(str(event.get("name")))
+    return level
+
+
+def _level_of_decision(action: str, *, applied: bool) -> AlarmLevel | None:
+    if action == Action.STOP:
+        return AlarmLevel.STOP if applied else AlarmLevel.SEVERE
+    if action in _CHANGES and applied:
+        return AlarmLevel.ACTION
+    return None if action == Action.RELAX else AlarmLevel.FINDING
 
 
 def is_planned_end(event: Mapping[str, Any]) -> bool:

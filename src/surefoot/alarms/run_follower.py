@@ -139,7 +139,7 @@ class WriterSign:
         return now - self._changed_at < _MISSED_BEATS * min(max(interval, 1.0), 60.0)
 
     @property
-    def pid(self) -> str:
+    def owner(self) -> str:
         """The process that wrote last, in words."""
         try:
             owner = json.loads(self._content)

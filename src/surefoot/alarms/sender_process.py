@@ -21,12 +21,12 @@ from typing import IO, Any
 from surefoot.alarms.alarm import Alarm, RunFacts
 from surefoot.alarms.alarm_target import AlarmLevel, AlarmTarget, alarm_targets
 from surefoot.alarms.dispatcher import AlarmDispatcher
-from surefoot.alarms.watch_run import POLL_SECONDS, RunEnd, RunWatch
+from surefoot.alarms.watch_run import POLL_SECONDS, RunWatch
 
 END_SECONDS = 30.0
 """How long it may go on sending after the training has ended."""
 _LAST_EVENTS_SECONDS = 3.0
-"""How long it waits for a closed run to release its directory."""
+"""How long it waits for the last events of a closed run; a disk may show them late."""
 
 
 def main() -> None:
@@ -38,7 +38,8 @@ def main() -> None:
     run_dir = Path(settings["run_dir"])
     facts = RunFacts(name=run_dir.name, run_dir=str(run_dir), host=socket.gethostname())
     dispatcher = AlarmDispatcher(targets, facts, _report)
-    watch = RunWatch(run_dir, no_step_minutes=shortest_no_step(targets), since=settings["since"])
+    no_step = shortest_no_step(targets)
+    watch = RunWatch(run_dir, no_step_minutes=no_step, since=settings["since"], announced=True)
     _follow(watch, dispatcher, lines, parent=settings["parent"])
     dispatcher.close(END_SECONDS)
     os._exit(0)  # an attempt that hangs must not keep this process
@@ -62,8 +63,9 @@ def _follow(
             alarms += watch.note(f"the journal has stopped, training goes on unrecorded: {message['journal']}")
         if message is not None and "end" in message:
             alarms += _last_alarms(watch, message["end"])
-        elif gone and watch.ended is None:
-            alarms += [*watch.poll(), *watch.gone(f"process {parent}")]
+        elif gone:
+            alarms += watch.poll()  # what it wrote last
+            alarms += watch.finish() if watch.closed else watch.gone(f"process {parent}")
         for alarm in alarms:
             dispatcher.submit(alarm)
 
@@ -72,12 +74,10 @@ def _last_alarms(watch: RunWatch, error: str | None) -> list[Alarm]:
     """The training has closed the run; `error` is what ended it, if anything did."""
     alarms = watch.failed(error) if error else []
     until = time.monotonic() + _LAST_EVENTS_SECONDS
-    while watch.ended is None and time.monotonic() < until:
+    while not watch.closed and time.monotonic() < until:
         alarms += watch.poll()
         time.sleep(0.05)
-    if watch.ended is None:
-        watch.ended = RunEnd.CLOSED
-    return alarms
+    return [*alarms, *watch.poll(), *watch.finish()]
 
 
 def _next_message(lines: SimpleQueue[dict[str, Any] | None]) -> dict[str, Any] | None:

@@ -33,20 +33,30 @@ class RunWatch:
 
     It reads only the ends of files, so it may run beside a training or on another host with the same disk.
     `no_step_minutes=0` never reports a run without steps. `since`: leave out events from before this time.
+    `announced`: the training itself says when and how it has ended, and `finish` or `gone` is called then.
     """
 
-    def __init__(self, run_dir: Path, *, no_step_minutes: float = 10.0, since: float | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, *, no_step_minutes: float = 10.0, since: float | None = None, announced: bool = False
+    ) -> None:
         self.ended: RunEnd | None = None
+        self.closed = False
+        """The journal says that the run was closed."""
         self.steps = LastSteps(run_dir)
         self._no_step = 60.0 * no_step_minutes
+        self._announced = announced
         self._events = EventTails(run_dir, since=time.time() if since is None else since)
         self._writer = WriterSign(run_dir)
+        self._had_writer = False
         self._group = AlarmGroup()
         self._group_since: float | None = None
         self._stall_reported = False
         self._failed = False
-        self._closed = False
-        self._had_writer = False
+
+    @property
+    def has_writer(self) -> bool:
+        """Whether a process holds the run directory now, dead or alive."""
+        return self._writer.alive(time.monotonic()) is not None
 
     def poll(self, now: float | None = None) -> list[Alarm]:
         """The alarms since the last call; `now` is of `time.monotonic`."""
@@ -55,38 +65,39 @@ class RunWatch:
         new = self._events.read()
         for event in new:
             self._add(event, now)
-        alarms = self._take_group(now, final=not new)
-        alarms += self._stalled(now)
+        alarms = [*self._take_group(now, final=not new), *self._stalled(now)]
         self._had_writer = self._had_writer or alive is not None
-        if self._closed and alive is not True:
-            return [*alarms, *self._take_group(now, final=True), *self._finish()]
-        if alive is False:
-            return [*alarms, *self._take_group(now, final=True), *self.gone(self._writer.pid)]
-        if alive is None and self._had_writer and not self._closed and self.ended is None:
-            return [*alarms, *self.gone("the process")]
-        return alarms
+        if self._announced or alive or not (self._had_writer or self.closed):
+            return alarms
+        alarms += self._take_group(now, final=True)
+        return alarms + (self.finish() if self.closed else self.gone(self._writer.owner))
 
     def gone(self, who: str) -> list[Alarm]:
         """The process that trained is gone without having closed the run."""
         if self.ended is not None:
             return []
-        self.ended = RunEnd.GONE
-        text = (
-            f"{who} ended without closing the run: it was killed, ran out of memory, or lost its machine. "
-            f"{self.steps.in_words().capitalize()}."
-        )
-        return [self._alarm(AlarmLevel.CRASH, "gone", f"the training process is gone, {self.steps.in_words()}", text)]
+        self.ended, last = RunEnd.GONE, self.steps.in_words()
+        text = f"{who} ended without closing the run: it was killed, ran out of memory, or lost its machine; {last}"
+        return [self._alarm(AlarmLevel.CRASH, "gone", f"the training process is gone, {last}", text)]
 
     def failed(self, error: str) -> list[Alarm]:
         """The process ended with an error that no event tells of."""
         self._failed = True
-        return [
-            self._alarm(AlarmLevel.CRASH, "error", f"the training failed: {error}", f"{error}\n{self.steps.in_words()}")
-        ]
+        text = f"{error}\n{self.steps.in_words()}"
+        return [self._alarm(AlarmLevel.CRASH, "error", f"the training failed: {error}", text)]
+
+    def finish(self) -> list[Alarm]:
+        """The run was closed, and its writer is gone."""
+        if self.ended is not None:
+            return []
+        self.ended = RunEnd.FAILED if self._failed else RunEnd.CLOSED
+        if self._failed:
+            return []
+        return [self._alarm(AlarmLevel.END, "end", f"the run has ended, {self.steps.in_words()}")]
 
     def note(self, title: str) -> list[Alarm]:
         """Something about the run that its journal cannot tell."""
-        return [self._alarm(AlarmLevel.SEVERE, title[:40], title, "")]
+        return [self._alarm(AlarmLevel.SEVERE, title, title)]
 
     # -- inside
 
@@ -94,10 +105,10 @@ class RunWatch:
         if event["kind"] == "note" and event["rank"] == 0:
             match event.get("name"):
                 case "attached":  # the same directory, resumed
-                    self._closed = self._failed = self._stall_reported = False
+                    self.closed = self._failed = self._stall_reported = False
                     self.ended, self.steps.seen_at = None, now
                 case "closed":
-                    self._closed = True
+                    self.closed = True
                 case "exception" if not is_planned_end(event):
                     self._failed = True
         self._group.add(event)
@@ -114,24 +125,14 @@ class RunWatch:
         if self.steps.look(now):
             self._stall_reported = False
             return []
-        quiet = now - self.steps.seen_at
-        if not self._no_step or quiet < self._no_step or self._stall_reported or self._closed:
+        waited = now - self.steps.seen_at
+        if not self._no_step or waited < self._no_step or self._stall_reported or self.closed:
             return []
         self._stall_reported = True
-        title = f"no step for {quiet / 60:.3g} minutes, {self.steps.in_words()}"
-        text = (
-            "The process is still there. It hangs, waits for data or another rank, or evaluates or saves for so long."
-        )
+        title = f"no step for {waited / 60:.3g} minutes, {self.steps.in_words()}"
+        text = f"{title}. The process is there: it hangs, waits for data or a rank, or evaluates or saves for so long."
         return [self._alarm(AlarmLevel.STALLED, "stalled", title, text)]
 
-    def _finish(self) -> list[Alarm]:
-        if self.ended is not None:
-            return []
-        self.ended = RunEnd.FAILED if self._failed else RunEnd.CLOSED
-        if self._failed:
-            return []
-        return [self._alarm(AlarmLevel.END, "end", f"the run has ended, {self.steps.in_words()}", "")]
-
-    def _alarm(self, level: AlarmLevel, key: str, title: str, text: str) -> Alarm:
+    def _alarm(self, level: AlarmLevel, key: str, title: str, text: str = "") -> Alarm:
         step = -1 if self.steps.row is None else self.steps.row.step
         return Alarm(level=level, key=f"{level} {key}", title=title, text=text or title, step=step)

@@ -252,8 +252,7 @@ class Journal:
         marker = self._queue.put_marker(last=True)
         if threading.current_thread() is not self._thread:
             marker.done.wait(_CLOSE_SECONDS)  # a stalled disk must not keep the process from exiting
-        for companion in tuple(self.companions):
-            _contained(self.companions, companion, companion.close)
+        _tell_all(self.companions, lambda companion: companion.close())
 
     def _stopped(self) -> bool:
         return self._thread.failure is not None or self._closed or os.getpid() != self._pid
@@ -298,8 +297,8 @@ class WriterThread(threading.Thread):
             batch = self._queue.get_batch(self._heartbeat / 2)
             markers = [item for item in batch if isinstance(item, FlushMarker)]
             ended = any(marker.last for marker in markers)
-            for companion in tuple(self._companions) if batch else ():
-                _contained(self._companions, companion, lambda companion=companion: companion.received(batch))
+            if self._companions and batch:
+                _tell_all(self._companions, lambda companion, batch=batch: companion.received(batch))
             try:
                 self._refresh_lock()
                 if self.failure is None:
@@ -359,8 +358,7 @@ class WriterThread(threading.Thread):
     def _fail(self, reason: str) -> None:
         if self.failure is None:
             self.failure = reason
-            for companion in tuple(self._companions):
-                _contained(self._companions, companion, lambda companion=companion: companion.journal_failed(reason))
+            _tell_all(self._companions, lambda companion: companion.journal_failed(reason))
             with contextlib.suppress(Exception):  # whatever the callback does, the lock must be refreshed
                 self._on_failure(reason)
 
@@ -374,12 +372,14 @@ class WriterThread(threading.Thread):
                 self._lock.release()
 
 
-def _contained(companions: list[Companion], companion: Companion, call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception as error:
-        companions.remove(companion)
-        log.error("surefoot: %s failed and is not used any more: %r", type(companion).__name__, error, exc_info=error)
+def _tell_all(companions: list[Companion], call: Callable[[Companion], object]) -> None:
+    for companion in tuple(companions):
+        try:
+            call(companion)
+        except Exception as error:
+            companions.remove(companion)
+            name = type(companion).__name__
+            log.error("surefoot: %s failed and is not used any more: %r", name, error, exc_info=error)
 
 
 def _describe_error(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot import parallel
+from surefoot.alarms.alarm_target import alarm_targets, redacted
 from surefoot.data.data_error import DataError
 from surefoot.guard.attach import Guard, attach
 from surefoot.guard.validate import switched_off
@@ -74,8 +75,11 @@ def run(recipe: Recipe, invocation: Invocation) -> RunResult:
     return result
 
 
-def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None = None) -> Guard:
-    """Attach the guard to a run's parts, resuming from the newest checkpoint in the run directory."""
+def attach_guard(
+    parts: RunParts, invocation: Invocation, recipe: Recipe | None = None, *, trial: bool = False
+) -> Guard:
+    """Attach the guard to a run's parts, resuming from the newest checkpoint in the run directory; a `trial` sends no
+    alarms."""
     recipe = recipe or parts.recipe
     protection = recipe.protection
     if protection.mode == "off" or switched_off():
@@ -83,6 +87,7 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
     policy = policy_of(recipe)
     if parts.world.size > 1:
         policy = replace(policy, probe_every=0)  # step_fn is for trials only
+    alarms = False if trial else recipe.alarms or None
     record = run_record(
         recipe,
         source=invocation.source,
@@ -103,6 +108,7 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
         resume=not policy.observe,
         step_fn=step_fn_of(parts),
         run_info=record,
+        alarms=alarms,
     )
 
 
@@ -153,7 +159,7 @@ def _open_sinks(parts: RunParts, run_dir: Path, start: int) -> Sinks:
         run_dir,
         is_first=parts.world.is_main,
         name=recipe.name,
-        config=as_plain(recipe),
+        config=redacted(as_plain(recipe), alarm_targets(recipe.alarms)),
         resumed_at=start or None,
     )
 

@@ -47,6 +47,14 @@ TextList = Annotated[list[str], BeforeValidator(_as_list)]
 """A list of text; a single one needs no brackets."""
 
 
+def _as_receivers(value: Any) -> Any:
+    return [value] if isinstance(value, str | dict) else value
+
+
+Receivers = Annotated[list[str | dict[str, Any]], BeforeValidator(_as_receivers)]
+"""Who gets alarms: addresses, or mappings with `to` or `command`."""
+
+
 class DataSection(Section):
     """The training data."""
 
@@ -292,4 +300,9 @@ class Recipe(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     evaluation: EvaluationSection = EvaluationSection()
     log: LogSection = LogSection()
+    alarms: Receivers = Field(
+        default=[],
+        description="Who hears of what happens: https://... (gets JSON), an address that apprise knows, or keys and "
+        "values such as {to: https://..., levels: [crash, stop]}. By default those in SUREFOOT_ALARMS.",
+    )
     sample: SampleSection = SampleSection()

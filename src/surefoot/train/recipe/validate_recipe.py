@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from surefoot.alarms.alarm_target import AlarmError, alarm_targets
 from surefoot.journal.policy_aliases import derived_figures, upgraded_policy
 from surefoot.judge.policy import Policy, Thresholds
 from surefoot.train.recipe.errors import (
@@ -170,6 +171,7 @@ def _cross_problems(recipe: Recipe) -> list[RecipeProblem]:
         *_context_problems(recipe),
         *_optimizer_problems(recipe),
         *_protection_problems(recipe),
+        *_alarm_problems(recipe),
     ]
 
 
@@ -229,6 +231,13 @@ def _protection_problems(recipe: Recipe) -> Iterator[RecipeProblem]:
         yield RecipeProblem(("protection", "clip"), message)
     policy = upgraded_policy(recipe.protection.policy)
     yield from [*_unknown_policy_fields(policy)] or [*_invalid_policy_values(recipe)]
+
+
+def _alarm_problems(recipe: Recipe) -> Iterator[RecipeProblem]:
+    try:
+        alarm_targets(recipe.alarms)
+    except AlarmError as error:
+        yield RecipeProblem(("alarms",), str(error))
 
 
 def _unknown_policy_fields(policy: Mapping[str, Any]) -> Iterator[RecipeProblem]:
