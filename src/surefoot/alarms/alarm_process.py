@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -76,14 +77,16 @@ class AlarmProcess:
         if not self._closed and os.getpid() == self._pid:
             self._closed = True
             self._tell({"end": _error_that_ends_python()})
+            with contextlib.suppress(OSError):  # it has ended
+                self._stdin.close()
 
     def _tell(self, message: dict[str, object]) -> None:
         # A few hundred bytes to a pipe that holds 64 kB: this does not wait, whatever the reader does.
         try:
             self._stdin.write(json.dumps(message).encode("ascii") + b"\n")
             self._stdin.flush()
-        except (OSError, ValueError):  # it has ended
-            self._closed = True
+        except (OSError, ValueError):  # it has ended, or was told to
+            pass
 
 
 def _environment() -> dict[str, str]:

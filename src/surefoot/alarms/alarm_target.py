@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import urllib.parse
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -58,6 +59,8 @@ class AlarmTarget:
     channel: Channel
     url: str = field(default="", repr=False)
     """May hold a token: never to be shown, logged or passed on a command line."""
+    given: str = field(default="", repr=False)
+    """The address as the user wrote it."""
     command: tuple[str, ...] = field(default=(), repr=False)
     """A program with its arguments; it gets the alarm as JSON on standard input."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -84,7 +87,8 @@ class AlarmTarget:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Texts that must not be written anywhere."""
-        return tuple(text for text in (self.url, *self.headers.values()) if text)
+        paths = (urllib.parse.urlsplit(self.url)._replace(scheme="", netloc="").geturl(), *self.headers.values())
+        return tuple(filter(None, (self.given, self.url, *(p for p in paths if len(p) >= _MIN_SECRET))))
 
     def as_plain(self) -> dict[str, Any]:
         """As `alarm_targets` reads it, secrets included: only for the pipe to the process that sends."""
@@ -155,6 +159,8 @@ def _replace(value: Any, secrets: list[tuple[str, str]]) -> Any:
 
 # -- one receiver
 
+_MIN_SECRET = 8
+"""Shorter parts of an address are no secrets, and stand in other texts too."""
 _HOST = re.compile(r"[A-Za-z0-9.:-]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _EXAMPLE = 'such as {"to": "https://example.com/hook", "levels": ["crash", "stop"]}'
@@ -184,10 +190,10 @@ def _target(given: object) -> AlarmTarget:
     checked = {name: _CHECKS[name](value) for name, value in options.items() if value is not None}
     if command is not None:
         return AlarmTarget(channel=Channel.COMMAND, command=_command(command), **checked)
-    channel, url = _address(url)
+    given_url, (channel, url) = url, _address(url)
     if checked.get("headers") and channel is not Channel.WEBHOOK:
         raise AlarmError(f"headers are for plain webhooks only, not for {redacted_url(url)}.")
-    return AlarmTarget(channel=channel, url=url, **checked)
+    return AlarmTarget(channel=channel, url=url, given=str(given_url), **checked)
 
 
 def _address(given: object) -> tuple[Channel, str]:
@@ -221,20 +227,22 @@ def _checked_by_apprise(url: str) -> str:
             f"{shown} is sent through apprise, which is not installed: pip install 'surefoot[alarms]'. Plain webhooks "
             "(https://...) and commands need nothing."
         )
-    import apprise
-
-    logger = logging.getLogger("apprise")
-    was_disabled, logger.disabled = logger.disabled, True  # it would log the whole address
-    try:
-        known = apprise.Apprise.instantiate(url, suppress_exceptions=True)
-    finally:
-        logger.disabled = was_disabled
-    if known is None:
+    if apprise_service(url) is None:
         raise AlarmError(
             f"apprise does not know how to send to {shown}. The form of each service's address is on "
             "https://appriseit.com."
         )
     return url
+
+
+def apprise_service(url: str) -> Any | None:
+    """What apprise sends with to this address; None if it knows none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it imports, also at the first address
+        import apprise
+
+        logging.getLogger("apprise").disabled = True  # it would log the whole address
+        return apprise.Apprise.instantiate(url, suppress_exceptions=True)
 
 
 def _command(given: object) -> tuple[str, ...]:

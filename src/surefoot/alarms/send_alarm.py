@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import logging
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from surefoot import __version__
-from surefoot.alarms.alarm_target import ALARMS_VARIABLE, AlarmTarget, Channel
+from surefoot.alarms.alarm_target import ALARMS_VARIABLE, AlarmTarget, Channel, apprise_service
 from surefoot.journal.strict_json import dumps
 
 _RETRY_STATUS = (408, 425, 429)
@@ -134,13 +133,15 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _notify(target: AlarmTarget, payload: Mapping[str, Any]) -> None:
-    import apprise
-
-    logging.getLogger("apprise").disabled = True  # it logs whole addresses
-    service = apprise.Apprise.instantiate(target.url, suppress_exceptions=True)
+    service = apprise_service(target.url)
     if service is None:
         raise NotSent("apprise does not know this address", final=True)
     urgent = payload["level"] in ("crash", "stop", "stalled")
+    import apprise
+
     kind = apprise.NotifyType.FAILURE if urgent else apprise.NotifyType.WARNING
-    if not service.notify(title=payload["title"], body=payload["text"] or payload["title"], notify_type=kind):
+    body = payload["text"] or payload["title"]
+    sender = apprise.Apprise()
+    sender.add(service)
+    if not sender.notify(title=payload["title"], body=body, notify_type=kind):
         raise NotSent("the service did not take it")

@@ -72,12 +72,13 @@ def _follow(
 
 def _last_alarms(watch: RunWatch, error: str | None) -> list[Alarm]:
     """The training has closed the run; `error` is what ended it, if anything did."""
-    alarms = watch.failed(error) if error else []
+    alarms: list[Alarm] = []
     until = time.monotonic() + _LAST_EVENTS_SECONDS
     while not watch.closed and time.monotonic() < until:
         alarms += watch.poll()
         time.sleep(0.05)
-    return [*alarms, *watch.poll(), *watch.finish()]
+    alarms += watch.poll()
+    return [*alarms, *(watch.failed(error) if error else ()), *watch.finish()]
 
 
 def _next_message(lines: SimpleQueue[dict[str, Any] | None]) -> dict[str, Any] | None:
