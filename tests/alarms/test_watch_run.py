@@ -44,7 +44,6 @@ def test_a_finding_its_cause_and_what_was_done_are_one_alarm(tmp_path: Path) -> 
     journal.event(Finding(step=7, attempt=7, detector=FindingKind.JUMP, severity=severe, detail="the loss jumped"))
     cause = {"cause": Cause.BAD_BATCH, "confidence": 0.9, "detail": "A bad batch.", "advice": ("A", "B")}
     journal.event(Diagnosis(step=7, attempt=7, **cause))
-    )
     journal.event(Decision(step=7, attempt=7, action=Action.CONSTRAIN, reason="clip harder for a while"))
     assert journal.flush()
     assert watch.poll(10.0) == []
