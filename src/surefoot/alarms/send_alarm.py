@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from surefoot import __version__
-from surefoot.alarms.alarm_target import ALARMS_VARIABLE, AlarmTarget, Channel, apprise_service
+from surefoot.alarms.alarm_target import ALARMS_VARIABLE, AlarmLevel, AlarmTarget, Channel, apprise_service
 from surefoot.journal.strict_json import dumps
 
+_URGENT = (AlarmLevel.CRASH, AlarmLevel.STOP, AlarmLevel.STALLED)
+"""Levels that services show as a failure, others as a warning."""
 _RETRY_STATUS = (408, 425, 429)
 """Answers of a client error after which another attempt may succeed."""
 
@@ -136,7 +138,7 @@ def _notify(target: AlarmTarget, payload: Mapping[str, Any]) -> None:
     service = apprise_service(target.url)
     if service is None:
         raise NotSent("apprise does not know this address", final=True)
-    urgent = payload["level"] in ("crash", "stop", "stalled")
+    urgent = payload["level"] in _URGENT
     import apprise
 
     kind = apprise.NotifyType.FAILURE if urgent else apprise.NotifyType.WARNING

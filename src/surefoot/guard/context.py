@@ -14,6 +14,7 @@ from surefoot.alarms.alarm_target import AlarmTarget
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
 from surefoot.judge.policy import Policy
+from surefoot.sinks.sink_choice import SinkChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,3 +44,5 @@ class GuardContext:
     """The loop is checked on its first batches."""
     alarms: tuple[AlarmTarget, ...] = ()
     """Who hears of what happens to the run; the first rank sends."""
+    sinks: tuple[SinkChoice, ...] = ()
+    """Where else numbers and events go; from the first rank."""

@@ -19,6 +19,8 @@ from surefoot.checkpoint.train_state import RandomGenerator
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.veto import unwrap_optimizer
 from surefoot.judge.policy import Policy
+from surefoot.sinks.sink import SinkError
+from surefoot.sinks.sink_choice import SinkChoice, sink_choices
 
 OPTIONS = (
     "run_dir",
@@ -36,6 +38,7 @@ OPTIONS = (
     "incident_data",
     "preflight",
     "alarms",
+    "sinks",
 )
 _RENAMED = {"ring": "snapshot_memory"}
 
@@ -179,6 +182,13 @@ def check_alarms(given: object) -> tuple[AlarmTarget, ...]:
         return targets_from_environment() if given is None else alarm_targets(given)
     except AlarmError as error:
         raise Misuse(f"attach: alarms: {error}" if given is not None else f"attach: {error}") from None
+
+
+def check_sinks(given: object) -> tuple[SinkChoice, ...]:
+    try:
+        return sink_choices(given)
+    except SinkError as error:
+        raise SinkError(f"attach: sinks: {error}") from None
 
 
 def check_run_info(given: object) -> Mapping[str, Any]:

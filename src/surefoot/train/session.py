@@ -109,6 +109,7 @@ def attach_guard(
         step_fn=step_fn_of(parts),
         run_info=record,
         alarms=alarms,
+        sinks=None if trial else recipe.log.sinks,
     )
 
 

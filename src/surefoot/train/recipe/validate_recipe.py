@@ -12,6 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from surefoot.alarms.alarm_target import AlarmError, alarm_targets
 from surefoot.journal.policy_aliases import derived_figures, upgraded_policy
 from surefoot.judge.policy import Policy, Thresholds
+from surefoot.sinks.sink import SinkError
+from surefoot.sinks.sink_choice import sink_choices
 from surefoot.train.recipe.errors import (
     KeyPath,
     RecipeError,
@@ -238,6 +240,10 @@ def _alarm_problems(recipe: Recipe) -> Iterator[RecipeProblem]:
         alarm_targets(recipe.alarms)
     except AlarmError as error:
         yield RecipeProblem(("alarms",), str(error))
+    try:
+        sink_choices(recipe.log.sinks)
+    except SinkError as error:
+        yield RecipeProblem(("log", "sinks"), str(error))
 
 
 def _unknown_policy_fields(policy: Mapping[str, Any]) -> Iterator[RecipeProblem]:
