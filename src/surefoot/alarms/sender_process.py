@@ -57,7 +57,8 @@ def _follow(
     """Until the training process has closed the run or is gone."""
     while watch.ended is None:
         alarms: list[Alarm] = []
-        message, gone = _next_message(lines), os.getppid() != parent
+        gone = os.getppid() != parent
+        message = _next_message(lines)  # what it said last arrives a moment after it is gone
         alarms += watch.poll()
         if message is not None and "journal" in message:
             alarms += watch.note(f"the journal has stopped, training goes on unrecorded: {message['journal']}")

@@ -291,5 +291,7 @@ def _remarks(recipe: Recipe) -> Iterator[str]:
         yield f"The warmup starts at {schedule.start:g}, above the peak lr {recipe.optimizer.lr:g}: the lr falls."
     if mode == "off":
         yield "protection.mode is off: nothing watches, clips or saves this run."
+        if recipe.alarms or recipe.log.sinks:
+            yield "protection.mode is off: no alarms are sent, and log.sinks gets nothing."
     if mode == "observe":
         yield "protection.mode is observe: nothing is clipped or saved, so the same command starts from the beginning."
