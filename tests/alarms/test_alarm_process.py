@@ -19,7 +19,7 @@ from servers import AlarmServer, SilentServer, wait_for
 import surefoot
 from surefoot.alarms.alarm_process import start_alarms
 from surefoot.alarms.alarm_target import alarm_targets
-from surefoot.journal.writer import Journal
+from surefoot.journal.writer import Journal, JournalLimits
 from surefoot.records import Finding, FindingKind, Severity
 
 SCRIPT = str(Path(__file__).with_name("alarmed_run.py"))
@@ -116,7 +116,7 @@ def test_a_failing_receiver_is_in_the_journal_and_the_log_without_its_secret(
     assert SECRET.encode() not in contents(tmp_path)
 
 
-def test_a_healthy_run_is_the_same_with_alarms(attach: Callable[..., surefoot.Guard]) -> None:
+def test_a_healthy_run_is_the_same_with_alarms_and_records_no_secret(tmp_path: Path) -> None:
     def weights(**options: Any) -> torch.Tensor:
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 1)
@@ -133,11 +133,12 @@ def test_a_healthy_run_is_the_same_with_alarms(attach: Callable[..., surefoot.Gu
         return model.weight.detach()
 
     with AlarmServer() as server:
-        import tempfile
-
-        with tempfile.TemporaryDirectory() as folder:
-            guarded = weights(run_dir=folder, alarms=server.url)
+        info = {"recipe": {"text": f"alarms: {server.url}", "resolved": {"alarms": [server.url]}}}
+        guarded = weights(run_dir=tmp_path, alarms=server.url, run_info=info)
     assert torch.equal(guarded, weights())
+    recorded = surefoot.read(tmp_path).info
+    assert recorded["config"]["alarms"] == recorded["recipe"]["resolved"]["alarms"] == ["http://127.0.0.1/***"]
+    assert SECRET.encode() not in contents(tmp_path)
 
 
 def test_bad_alarms_are_refused_before_anything_starts(
@@ -152,3 +153,15 @@ def test_bad_alarms_are_refused_before_anything_starts(
         attach(model, optimizer)
     assert not (tmp_path / "run").exists()
     attach(model, optimizer, alarms=False)
+
+
+def test_a_journal_that_stops_is_told_because_its_events_are_not(tmp_path: Path) -> None:
+    with AlarmServer() as server:
+        limits = JournalLimits(heartbeat=0.1)
+        journal = Journal(tmp_path / "run", info={}, on_failure=lambda reason: None, limits=limits)
+        start_alarms(alarm_targets(server.url), journal)
+        (tmp_path / "run" / "writer.lock").unlink()
+        assert wait_for(lambda: len(server.received) == 1)
+        journal.close()
+    assert server.levels == ["severe"]
+    assert "the journal has stopped, training goes on unrecorded: lost the run directory" in server.received[0]["title"]
