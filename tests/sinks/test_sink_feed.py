@@ -16,7 +16,7 @@ from torch import nn
 import surefoot
 from surefoot.journal.writer import Journal
 from surefoot.records import Action as ActionKind
-from surefoot.records import Decision, Note, StepMetrics
+from surefoot.records import CheckpointEvent, Decision, Note, StepMetrics
 from surefoot.sinks.run_sink import UserSink
 from surefoot.sinks.sink import SinkError
 from surefoot.sinks.sink_choice import SinkChoice, sink_choices
@@ -155,23 +155,35 @@ def test_a_sink_that_hangs_fills_only_its_own_bounded_queue(tmp_path: Path, capl
     assert len(surefoot.read(tmp_path).scalars["step"]) == 6000
 
 
-def test_a_rewind_shows_each_step_once_in_tensorboard(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, info={}, on_failure=lambda reason: None)
+def test_tensorboard_shows_each_step_once_after_a_rewind_and_a_resume(tmp_path: Path) -> None:
     choice = SinkChoice(to="tensorboard")
-    journal.companions.append(SinkFeed(choice, choice.open(tmp_path), lambda sentence: None))
+
+    def open_journal() -> Journal:
+        journal = Journal(tmp_path, info={}, on_failure=lambda reason: None)
+        journal.companions.append(SinkFeed(choice, choice.open(tmp_path), lambda sentence: None))
+        return journal
 
     def rows(steps: range, attempts: int) -> None:
         for step in steps:
             journal.row(StepMetrics(step=step, attempt=step + attempts, time=0.0, loss=1.0))
 
+    def shown() -> list[int]:
+        accumulator = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
+        accumulator.Reload()
+        return [point.step for point in accumulator.Scalars("train/loss")]
+
+    journal = open_journal()
     rows(range(30), 0)
     journal.event(Decision(step=30, attempt=30, action=ActionKind.REWIND, reason="the loss grows", remedy="slower"))
     journal.event(Note(step=20, attempt=30, name="rewound", values={"step": 20, "attempt": 20}))
     rows(range(20, 26), 10)
     journal.close()
-    accumulator = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
-    accumulator.Reload()
-    assert [point.step for point in accumulator.Scalars("train/loss")] == list(range(1, 27))
+    assert shown() == list(range(1, 27))
+    journal = open_journal()
+    journal.event(CheckpointEvent(step=15, attempt=36, name="resumed", values={"step": 15}))
+    rows(range(15, 18), 21)
+    journal.close()
+    assert shown() == list(range(1, 19))
 
 
 @pytest.mark.parametrize(
