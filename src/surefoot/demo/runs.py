@@ -118,7 +118,7 @@ def run_demo(overrides: Sequence[str], faults: Mapping[str, int], emit: Emit) ->
     loader = PoisonedLoader(parts.data.train_loader, faults.get("poison", -1))
     loss = _recording(parts.loss, result.losses)
     faulty = replace(parts, loss=loss, data=replace(parts.data, train_loader=cast(Any, loader)))
-    with attach_guard(parts, Invocation(SOURCE, tuple(overrides))) as guard:
+    with attach_guard(parts, Invocation(SOURCE, tuple(overrides)), trial=True) as guard:
         reporter = DemoReporter(parts, faults, result, emit)
         reporter.subscribe(guard)
         try:
