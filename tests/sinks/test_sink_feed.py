@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -172,14 +173,21 @@ def test_tensorboard_shows_each_step_once_after_a_rewind_and_a_resume(tmp_path: 
         accumulator.Reload()
         return [point.step for point in accumulator.Scalars("train/loss")]
 
+    def next_second() -> None:
+        """TensorBoard orders files by the second in their names."""
+        time.sleep(1.1)
+
     journal = open_journal()
     rows(range(30), 0)
+    next_second()
     journal.event(Decision(step=30, attempt=30, action=ActionKind.REWIND, reason="the loss grows", remedy="slower"))
     journal.event(Note(step=20, attempt=30, name="rewound", values={"step": 20, "attempt": 20}))
     rows(range(20, 26), 10)
     journal.close()
     assert shown() == list(range(1, 27))
+    next_second()
     journal = open_journal()
+    next_second()
     journal.event(CheckpointEvent(step=15, attempt=36, name="resumed", values={"step": 15}))
     rows(range(15, 18), 21)
     journal.close()
