@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing torch"
 	@$(PIP) torch
 	@echo "installing surefoot with its test, demo and integration dependencies (two minutes or so)"
-	@$(PIP) -e ".[dev,hf,lightning,plots,tensorboard,train,wandb]"
+	@$(PIP) -e ".[alarms,dev,hf,lightning,plots,tensorboard,train,wandb]"
 	@touch $@
 
 demo: $(STAMP) ## watch a training run survive three planted faults (about two minutes)

@@ -21,13 +21,13 @@ from surefoot import parallel
 from surefoot.guard.attach import Guard
 from surefoot.models import Decoder
 from surefoot.sinks.console import RunConsole
-from surefoot.sinks.reporter import Reporter
 from surefoot.sinks.sink import Sinks
 from surefoot.train.accumulation import to_device
 from surefoot.train.build import RunParts, build
 from surefoot.train.factories import call_factory
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, load
+from surefoot.train.reporter import Reporter
 from surefoot.train.session import Invocation, attach_guard
 
 PEAK_FLOPS = {"H200": 990e12, "H100": 990e12, "A100": 312e12}

@@ -149,6 +149,10 @@ class StepMetrics:
     """Bytes reserved on the accelerator but unused."""
     utilisation: float = NAN
     """Fraction of the time the device was busy, 0 to 1."""
+    memory_bandwidth: float = NAN
+    """Fraction of the time the device's memory was read or written, 0 to 1."""
+    saving: float = NAN
+    """1 while any rank was writing a checkpoint, else 0."""
     seconds_left: float = NAN
     judged_by: JudgedBy = JudgedBy.LOSS
     """Which number is compared with the baseline."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import pytest
 from made_rows import Bench, Source, actions, judged, of, trained
 
+from surefoot.judge.cause_catalog import CAUSES, MACHINE_CAUSES
 from surefoot.judge.detectors.data import SlowSteps
 from surefoot.judge.detectors.system import MemoryGrowth
 from surefoot.judge.thresholds import BASELINE_ROWS, WINDOW_ROWS
@@ -77,3 +80,34 @@ def test_judge_reports_slow_steps_and_leaks_without_acting() -> None:
     assert named == [Cause.DATA_STARVATION, Cause.MEMORY_LEAK]
     assert actions(events) == []
     assert judge.quiet
+
+
+def test_slow_steps_while_a_checkpoint_is_written_blame_the_disk() -> None:
+    judge, source = trained()
+    events = judged(judge, timed(source, 100))
+    events += judged(judge, [replace(row, saving=1.0) for row in timed(source, 40, seconds=1.0)])
+    (diagnosis,) = of(Diagnosis, events)
+    assert diagnosis.cause is Cause.SLOW_SAVING
+    assert "while a checkpoint is being written" in diagnosis.detail
+
+
+def test_an_idle_device_that_does_not_wait_for_data_waits_for_launches() -> None:
+    judge, source = trained()
+    rows = [
+        replace(row, utilisation=0.3, memory_reserved=1e9, time=1e6 + 60 * k)
+        for k, row in enumerate(timed(source, 60, wait=0.001))
+    ]
+    (diagnosis,) = of(Diagnosis, judged(judge, rows))
+    assert diagnosis.cause is Cause.LAUNCH_BOUND
+    assert any("torch.compile" in text for text in diagnosis.advice)
+
+
+@pytest.mark.parametrize("options", [{"seconds": 1.0}, {"seconds": 0.5, "wait": 0.3}])
+def test_what_slows_a_run_down_is_never_answered_with_a_lower_learning_rate(options: dict[str, float]) -> None:
+    judge, source = trained()
+    events = judged(judge, [*timed(source, 100), *timed(source, 40, **options)])
+    (diagnosis,) = of(Diagnosis, events)
+    assert diagnosis.cause in MACHINE_CAUSES
+    assert diagnosis.advice == CAUSES[diagnosis.cause].remedies
+    assert not any("learning rate" in text for text in diagnosis.advice)
+    assert "path" not in diagnosis.evidence

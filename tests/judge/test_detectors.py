@@ -97,7 +97,7 @@ def every_second(row: StepMetrics, begin: int, seconds: int) -> list[StepMetrics
 
 def test_bottleneck_is_found_once_and_again_after_recovery() -> None:
     detector, long = IdleDevice(Thresholds()), int(Thresholds().idle_seconds)
-    idle = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=0.1)
+    idle = replace(HEALTHY, utilisation=0.3, memory_reserved=1e9, seconds=1.0, data_wait=0.1)
     num_findings = [len(detector.update(row)) for row in every_second(idle, 0, 3 * long)]
     assert num_findings.index(1) == long
     assert sum(num_findings) == 1
@@ -110,6 +110,6 @@ def test_bottleneck_is_found_once_and_again_after_recovery() -> None:
 @pytest.mark.parametrize(("wait", "word"), [(0.5, "data"), (0.01, "launches"), (math.nan, "launches")])
 def test_bottleneck_has_a_reason(wait: float, word: str) -> None:
     detector = IdleDevice(Thresholds())
-    row = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=wait)
+    row = replace(HEALTHY, utilisation=0.3, memory_reserved=1e9, seconds=1.0, data_wait=wait)
     findings = [f for later in every_second(row, 0, int(Thresholds().idle_seconds) + 1) for f in detector.update(later)]
     assert word in findings[0].detail

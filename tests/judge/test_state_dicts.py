@@ -52,7 +52,9 @@ def rows(seed: int, count: int) -> list[Fed]:
         row = replace(
             row, update_ratio=lr * rng.random() if i % 10 == 0 else math.nan, momentum=rng.choice((0.9, 0.99))
         )
-        row = replace(row, utilisation=busy, seconds=rng.choice((1.0, 1.2)), data_wait=0.3 * rng.random())
+        row = replace(
+            row, utilisation=busy, memory_reserved=1e9, seconds=rng.choice((1.0, 1.2)), data_wait=0.3 * rng.random()
+        )
         made.append((row, layers(1000 * seed + i, swells=swells, zeros=0.02 if swells == 1.0 else 0.8)))
     return made
 

@@ -62,7 +62,13 @@ def judge_published(rows: Iterable[StepMetrics]) -> RuleReport:
     return RuleReport(tuple(alarms), cause)
 
 
-SYSTEM_CAUSES = (Cause.MEMORY_LEAK, Cause.DATA_STARVATION)
+SYSTEM_CAUSES = (
+    Cause.MEMORY_LEAK,
+    Cause.DATA_STARVATION,
+    Cause.LAUNCH_BOUND,
+    Cause.SLOW_SAVING,
+    Cause.SLOW_MACHINE,
+)
 """Causes outside the run, such as a busy machine; they count as an answer only where one of them was planted."""
 
 

@@ -309,6 +309,45 @@ def replay(
     raise typer.Exit(show(incident, recipe=recipe, device=device, as_json=as_json))
 
 
+_ALARMS = """Follow a run and send alarms: findings, changes, a stop, a crash, no step for 10 minutes.
+
+It only reads the run directory, so it also works for a run that was started without alarms, and from another host. \
+Receivers are those in SUREFOOT_ALARMS, or --to: a plain webhook (gets JSON), or anything that apprise knows (mail, \
+Slack, ntfy, ...). A training sends its own alarms with surefoot.attach(..., alarms=...) or `alarms:` in a recipe.
+
+Exit codes: 0 the run ended, or the test was sent; 1 the run failed or its process is gone, or the test was not sent; \
+2 bad usage.
+"""
+_ALARMS_EXAMPLES = """Examples:
+
+SUREFOOT_ALARMS=https://example.com/hook surefoot alarms runs/a
+
+surefoot alarms runs/a --to @address.txt --levels crash,stop --no-step 5
+
+surefoot alarms --test --to mailto://user:password@example.com
+"""
+
+
+@app.command(help=_ALARMS, epilog=_ALARMS_EXAMPLES, short_help="Follow a run and send alarms about it.")
+def alarms(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The run directory.")] = None,
+    to: Annotated[
+        list[str] | None, typer.Option(metavar="ADDRESS", help="A receiver, or @FILE with one; may be repeated.")
+    ] = None,
+    levels: Annotated[
+        str, typer.Option(help="Which alarms: all, or some of crash, stop, stalled, action, severe, finding, end.")
+    ] = "",
+    no_step: Annotated[
+        float | None, typer.Option(min=0, help="Minutes without a step that are an alarm; 0: never.")
+    ] = None,
+    test: Annotated[bool, typer.Option("--test", help="Send one test alarm to each receiver.")] = False,
+) -> None:
+    from surefoot.cli.alarm_command import AlarmOptions, show
+
+    options = AlarmOptions(to=tuple(to or ()), levels=levels, no_step=no_step, test=test)
+    raise typer.Exit(show(run, options))
+
+
 _RECIPES = """List the shipped recipes, copy one to edit, or explain every key; needs no torch.
 
 Exit codes: 0 fine; 2 bad usage. An existing file is never overwritten.

@@ -15,11 +15,11 @@ from surefoot.demo.faults import FAULTS, PoisonedLoader, plant
 from surefoot.guard.attach import Guard
 from surefoot.sinks.console import RunConsole
 from surefoot.sinks.narrator import Emit, EventNarrator
-from surefoot.sinks.reporter import Reporter
 from surefoot.sinks.sink import Sinks
 from surefoot.train.build import RunParts, build
 from surefoot.train.loop import train
 from surefoot.train.recipe import load
+from surefoot.train.reporter import Reporter
 from surefoot.train.result import text_sample
 from surefoot.train.session import Invocation, attach_guard
 
@@ -118,7 +118,7 @@ def run_demo(overrides: Sequence[str], faults: Mapping[str, int], emit: Emit) ->
     loader = PoisonedLoader(parts.data.train_loader, faults.get("poison", -1))
     loss = _recording(parts.loss, result.losses)
     faulty = replace(parts, loss=loss, data=replace(parts.data, train_loader=cast(Any, loader)))
-    with attach_guard(parts, Invocation(SOURCE, tuple(overrides))) as guard:
+    with attach_guard(parts, Invocation(SOURCE, tuple(overrides)), trial=True) as guard:
         reporter = DemoReporter(parts, faults, result, emit)
         reporter.subscribe(guard)
         try:

@@ -82,6 +82,8 @@ def attach(
     run_info: Mapping[str, Any] | None = None,
     incident_data: bool = True,
     preflight: bool = False,
+    alarms: Any = None,
+    sinks: Any = None,
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -108,6 +110,11 @@ def attach(
             be replayed; False leaves both out, as when bundles are shared and the data must not be.
         preflight: Check the loop on its first four batches, as `surefoot.preflight` does, and report what is wrong;
             needs `step_fn` for most of it. Nothing is changed.
+        alarms: Who hears of what happens: "https://..." (gets JSON), an address that apprise knows, {"command": [...]},
+            {"to": "https://...", "levels": ["crash", "stop"]}, or a list of these; see the guide on alarms. By default
+            those in SUREFOOT_ALARMS; False for nobody.
+        sinks: Where numbers and events go besides the journal: "tensorboard", "wandb", "mlflow", "trackio", an object
+            of your own with scalars, text and close, {"to": one of these, "every": 10, "layers": True}, or a list.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -121,7 +128,8 @@ def attach(
         return OffGuard()
     validate.check_options(unknown)
     if (path := report_path()) is not None:  # the script was started by `surefoot check`
-        run_dir, resume, preflight = path.parent / "run", False, True
+        run_dir, resume, preflight, alarms = path.parent / "run", False, True, False
+        sinks = None
     model = validate.check_model(model)
     optimizers = validate.check_optimizers(optimizer, model)
     validate.check_free(optimizers, GUARDED)
@@ -143,5 +151,7 @@ def attach(
             run_info=validate.check_run_info(run_info),
             incident_data=bool(incident_data),
             preflight=preflight,
+            alarms=validate.check_alarms(alarms),
+            sinks=validate.check_sinks(sinks),
         )
     )

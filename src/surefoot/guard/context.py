@@ -10,9 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.alarms.alarm_target import AlarmTarget
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
 from surefoot.judge.policy import Policy
+from surefoot.sinks.sink_choice import SinkChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,3 +42,7 @@ class GuardContext:
     """Incident bundles hold states and batches, where trials are run."""
     preflight: bool = False
     """The loop is checked on its first batches."""
+    alarms: tuple[AlarmTarget, ...] = ()
+    """Who hears of what happens to the run; the first rank sends."""
+    sinks: tuple[SinkChoice, ...] = ()
+    """Where else numbers and events go; from the first rank."""

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from surefoot.alarms.alarm_process import start_alarms
+from surefoot.alarms.alarm_target import redacted
 from surefoot.gate.veto import VetoMethod, has_fused_form, on_accelerator
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
@@ -25,6 +27,8 @@ from surefoot.journal.writer import Journal
 from surefoot.judge.multi_optimizer import make_judge
 from surefoot.measure.cross_rank import Ranks
 from surefoot.measure.resources import StepTimer, describe_environment
+from surefoot.records import Note
+from surefoot.sinks.sink_feed import SinkFeed
 
 log = logging.getLogger("surefoot")
 _PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
@@ -39,10 +43,15 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
     judge = make_judge(context.policy, names, **judged)
     journal = _open_journal(ranks, context.run_dir, _run_json(context, pipeline))
     weakref.finalize(context.optimizers[0], journal.close)
+    _open_sinks(context, journal)
+    start_alarms(context.alarms, journal)
     reader = MetricsReader(
         journal, judge, policy=context.policy, timer=timer, order=pipeline.order, steps_of=context.steps_of
     )
     journal.layout(layout.names, layout.numels)
+    if pipeline.system_missing and journal.rank == 0:
+        log.info("surefoot: %s", pipeline.system_missing)
+        reader.note("machine", pipeline.system_missing, attempt=journal.last_attempt + 1)
     reader.note("attached", "; ".join(g.veto_reason for g in pipeline.gates), attempt=journal.last_attempt + 1)
     for gate in pipeline.gates:
         if gate.veto_method is VetoMethod.HOST and on_accelerator(layout.params) and journal.rank == 0:
@@ -110,12 +119,13 @@ def _run_json(context: GuardContext, pipeline: StepPipeline) -> dict[str, Any]:
         "tensors": len(pipeline.layout.names),
         "optimizers": optimizers,
         "processes": pipeline.grad_stats.ranks.world_size,
+        "alarms": [target.name for target in context.alarms],
     }
     info = {"config": config, "data": None} | describe_environment(pipeline.device)
     for name, extra in context.run_info.items():
         value = info.get(name)
         info[name] = {**value, **extra} if isinstance(value, Mapping) and isinstance(extra, Mapping) else extra
-    return info
+    return redacted(info, context.alarms)
 
 
 # -- the journal
@@ -136,6 +146,23 @@ def _open_journal(ranks: Ranks, run_dir: Path, info: dict[str, Any]) -> Journal:
     journal = journal or open_journal()
     journal.last_attempt = ranks.broadcast(journal.last_attempt)
     return journal
+
+
+def _open_sinks(context: GuardContext, journal: Journal) -> None:
+    """The first rank feeds the sinks from what the journal receives."""
+    if journal.rank != 0 or not context.sinks:
+        return
+
+    def report(sentence: str) -> None:
+        log.warning("surefoot: %s", sentence)
+        journal.event(Note(step=-1, attempt=-1, name="sink", detail=sentence))
+
+    try:
+        opened = [(choice, choice.open(journal.run_dir)) for choice in context.sinks]
+    except BaseException:
+        journal.close()
+        raise
+    journal.companions += [SinkFeed(choice, sink, report) for choice, sink in opened]
 
 
 def _open_or_collect(open_journal: Callable[[], Journal]) -> Journal:

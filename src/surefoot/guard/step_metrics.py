@@ -215,6 +215,8 @@ def step_metrics_from(
             memory_peak=system.memory_peak,
             memory_reserved=system.memory_reserved,
             utilisation=system.utilisation,
+            memory_bandwidth=system.memory_bandwidth,
+            saving=float(summary[SummarySlot.RANKS_SAVING] != 0),
             seconds_left=seconds_left,
             progress=summary[SummarySlot.PROGRESS] if context.judged_by is JudgedBy.PROGRESS else NAN,
             replicas=replicas,

@@ -82,6 +82,7 @@ class StepPipeline:
         self.order = IterationOrder(len(self.gates))
         self._exchange = RankExchange(self.grad_stats, optimizers) if ranks.world_size > 1 else None
         self._system = SystemMonitor(self.device, every=policy.system_every)
+        self.system_missing = self._system.missing
         self._readback: AsyncReadback[StepContext] = AsyncReadback(self.grad_stats.raw.numel(), self.device)
         self._verdicts = block.verdict.new_zeros(len(self.gates), len(VerdictSlot))
         self.stepped: set[int] = set()

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.alarms.alarm_target import AlarmError, AlarmTarget, alarm_targets, targets_from_environment
 from surefoot.checkpoint.train_state import RandomGenerator
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.veto import unwrap_optimizer
 from surefoot.judge.policy import Policy
+from surefoot.sinks.sink import SinkError
+from surefoot.sinks.sink_choice import SinkChoice, sink_choices
 
 OPTIONS = (
     "run_dir",
@@ -33,6 +36,9 @@ OPTIONS = (
     "steps_of",
     "run_info",
     "incident_data",
+    "preflight",
+    "alarms",
+    "sinks",
 )
 _RENAMED = {"ring": "snapshot_memory"}
 
@@ -168,6 +174,21 @@ def check_extra(given: object) -> dict[str, Any]:
                 "state_dict and load_state_dict, or get_state and set_state."
             )
     return {str(name): value for name, value in given.items()}
+
+
+def check_alarms(given: object) -> tuple[AlarmTarget, ...]:
+    """Who hears of what happens: None for those in the environment, False for nobody."""
+    try:
+        return targets_from_environment() if given is None else alarm_targets(given)
+    except AlarmError as error:
+        raise Misuse(f"attach: alarms: {error}" if given is not None else f"attach: {error}") from None
+
+
+def check_sinks(given: object) -> tuple[SinkChoice, ...]:
+    try:
+        return sink_choices(given)
+    except SinkError as error:
+        raise SinkError(f"attach: sinks: {error}") from None
 
 
 def check_run_info(given: object) -> Mapping[str, Any]:

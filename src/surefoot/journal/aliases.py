@@ -27,7 +27,15 @@ COLUMNS = {
     "limit": "norm_limit",
 }
 """Fields of `StepMetrics`."""
-ADDED_COLUMNS = ("judged_by", "progress", "replicas", "nonfinite_buffers", "first_nonfinite_buffer")
+ADDED_COLUMNS = (
+    "judged_by",
+    "progress",
+    "replicas",
+    "nonfinite_buffers",
+    "first_nonfinite_buffer",
+    "memory_bandwidth",
+    "saving",
+)
 """Columns that files of the present schema may lack, because an earlier version wrote them."""
 OVERRIDES = {
     "rate": "lr_factor",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -52,6 +52,19 @@ class FlushMarker:
 
 
 Item = RowItem | bytes | LayerLayout | FlushMarker
+
+
+class Companion(Protocol):
+    """Goes with a journal, behind training: it is called in the journal's thread, must not wait, and never again after
+    it has raised."""
+
+    def received(self, items: Sequence[Item]) -> None:
+        """Rows, layouts and encoded events that are about to be written."""
+
+    def journal_failed(self, reason: str) -> None: ...
+
+    def close(self) -> None:
+        """The journal is closed; everything was received. Called in the thread that closes it."""
 
 
 class WriteQueue:
@@ -160,6 +173,7 @@ class Journal:
         self.rank = rank
         self.listeners: list[Callable[[Event], None]] = []
         """Called with every event as it is recorded, also after the disk has failed."""
+        self.companions: list[Companion] = []
         self._pid = os.getpid()
         self._closed = False
         self._lock = WriterLock(self.run_dir, interval=limits.heartbeat) if rank == 0 else None
@@ -182,6 +196,7 @@ class Journal:
             row_writer,
             self._lock,
             on_failure=on_failure,
+            companions=self.companions,
             heartbeat=limits.heartbeat,
             sync_seconds=limits.sync_seconds,
         )
@@ -237,6 +252,7 @@ class Journal:
         marker = self._queue.put_marker(last=True)
         if threading.current_thread() is not self._thread:
             marker.done.wait(_CLOSE_SECONDS)  # a stalled disk must not keep the process from exiting
+        _tell_all(self.companions, lambda companion: companion.close())
 
     def _stopped(self) -> bool:
         return self._thread.failure is not None or self._closed or os.getpid() != self._pid
@@ -262,13 +278,14 @@ class WriterThread(threading.Thread):
         lock: WriterLock | None,
         *,
         on_failure: Callable[[str], None],
+        companions: list[Companion],
         heartbeat: float,
         sync_seconds: float,
     ) -> None:
         super().__init__(name="surefoot-journal", daemon=True)
         self.failure: str | None = None
         self._queue, self._row_writer, self._lock = queue, row_writer, lock
-        self._on_failure = on_failure
+        self._on_failure, self._companions = on_failure, companions
         self._heartbeat, self._sync_seconds = heartbeat, sync_seconds
         self._refreshed_at = self._synced_at = time.monotonic()
         self._last_step = (0, 0)
@@ -280,6 +297,8 @@ class WriterThread(threading.Thread):
             batch = self._queue.get_batch(self._heartbeat / 2)
             markers = [item for item in batch if isinstance(item, FlushMarker)]
             ended = any(marker.last for marker in markers)
+            if self._companions and batch:
+                _tell_all(self._companions, lambda companion, batch=batch: companion.received(batch))
             try:
                 self._refresh_lock()
                 if self.failure is None:
@@ -339,6 +358,7 @@ class WriterThread(threading.Thread):
     def _fail(self, reason: str) -> None:
         if self.failure is None:
             self.failure = reason
+            _tell_all(self._companions, lambda companion: companion.journal_failed(reason))
             with contextlib.suppress(Exception):  # whatever the callback does, the lock must be refreshed
                 self._on_failure(reason)
 
@@ -350,6 +370,16 @@ class WriterThread(threading.Thread):
         with contextlib.suppress(OSError):  # the disk is gone: the next writer finds a lock that is no longer refreshed
             if self._lock is not None:
                 self._lock.release()
+
+
+def _tell_all(companions: list[Companion], call: Callable[[Companion], object]) -> None:
+    for companion in tuple(companions):
+        try:
+            call(companion)
+        except Exception as error:
+            companions.remove(companion)
+            name = type(companion).__name__
+            log.error("surefoot: %s failed and is not used any more: %r", name, error, exc_info=error)
 
 
 def _describe_error(error: BaseException) -> str:

@@ -208,6 +208,25 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
         "Use a larger batch if a step is short.",
         "Turn mixed precision on or add devices if it is still slow once data arrives in time.",
     ),
+    Cause.LAUNCH_BOUND: (
+        "The device waits for the host, which launches many small kernels.",
+        "Use a larger batch, or a longer sequence, so that each kernel has more to do.",
+        "Use torch.compile, with mode='reduce-overhead' where shapes stay the same.",
+        "Use fused=True or foreach=True in the optimizer.",
+        "Remove .item(), .cpu(), print and other waits for the device from the loop.",
+    ),
+    Cause.SLOW_SAVING: (
+        "Steps are slow while a checkpoint is written.",
+        "Keep checkpoints on a fast local disk, and copy them from there.",
+        "Raise the number of updates between two checkpoints: Policy(save_every=...).",
+        "Check how full and how busy that disk is.",
+    ),
+    Cause.SLOW_MACHINE: (
+        "Steps take longer than they did, and neither data nor a checkpoint is the reason.",
+        "Check what else runs on this machine, and the device's clock and temperature (nvidia-smi -q -d PERFORMANCE).",
+        "Compare sequence lengths and batch sizes with those before: longer input takes longer.",
+        "Compare the step times of all ranks: one slow rank holds up the others.",
+    ),
     Cause.RANK_FAULT: (
         "One rank computes something different from the others.",
         "Remove that rank's machine and resume on the others.",
@@ -301,6 +320,10 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
 }
 """For each cause: the sentence, then the remedies."""
 
+MACHINE_CAUSES = frozenset(
+    {Cause.DATA_STARVATION, Cause.LAUNCH_BOUND, Cause.SLOW_SAVING, Cause.SLOW_MACHINE, Cause.MEMORY_LEAK}
+)
+"""Causes that have nothing to do with what is learnt: advice about learning rate or clipping does not help."""
 CAUSES: Mapping[Cause, CauseText] = MappingProxyType(
     {cause: CauseText(sentence, tuple(remedies)) for cause, (sentence, *remedies) in _TABLE.items()}
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surefoot.judge.cause_catalog import CAUSES
+from surefoot.judge.cause_catalog import CAUSES, MACHINE_CAUSES
 from surefoot.judge.decision_tree import Facts, walk
 from surefoot.judge.incident import Incident, evidence_of
 from surefoot.judge.rank_causes import TRIAL_CONFIDENCE, rank_causes
@@ -25,7 +25,9 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
             pattern=_first_pattern(incident.findings),
         )
     )
-    evidence = evidence_of(incident) | {"path": path.as_text()}
+    causes = rank_causes(incident)[:3]
+    about_machine = causes[0][0] in MACHINE_CAUSES
+    evidence = evidence_of(incident) | ({} if about_machine else {"path": path.as_text()})
     return [
         Diagnosis(
             step=row.step,
@@ -34,10 +36,10 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
             cause=cause,
             confidence=confidence,
             evidence=evidence if place == 0 else {},
-            advice=CAUSES[cause].remedies if place else (*CAUSES[cause].remedies, *path.advice),
+            advice=CAUSES[cause].remedies if place or about_machine else (*CAUSES[cause].remedies, *path.advice),
             detail=f"{CAUSES[cause].sentence} {reason}",
         )
-        for place, (cause, confidence, reason) in enumerate(rank_causes(incident)[:3])
+        for place, (cause, confidence, reason) in enumerate(causes)
     ]
 
 

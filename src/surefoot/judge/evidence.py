@@ -263,6 +263,8 @@ class TimeEvidence(Evidence):
     """They wait for data."""
     seconds: float | None = None
     usual: float | None = None
+    bottleneck: str = ""
+    """What else they wait for: launches or saving; empty where that does not show."""
     wait: float | None = None
     utilisation: float | None = None
     data_wait_share: float | None = None

@@ -64,6 +64,9 @@ EXCESS = "an update was {case.incident.update_excess:.3g} times larger than usua
 TYPED_CLUES: tuple[Clue, ...] = (
     found(Kind.MEMORY_GROWTH, Cause.MEMORY_LEAK, 0.9, reason="memory grows steadily"),
     found(TimeEvidence, Cause.DATA_STARVATION, 0.9, lambda held: held.data, "steps wait for their data"),
+    found(TimeEvidence, Cause.LAUNCH_BOUND, 0.8, lambda held: held.bottleneck == "launches"),
+    found(TimeEvidence, Cause.SLOW_SAVING, 0.85, lambda held: held.bottleneck == "saving"),
+    found(TimeEvidence, Cause.SLOW_MACHINE, 0.6, lambda held: not held.data and not held.bottleneck),
     # -- hyperparameters
     found(MomentumRaised, Cause.MOMENTUM, 0.95),
     found(LrDropped, Cause.SCHEDULE, 0.9, lambda held: held.early, "the learning rate was not warmed up"),

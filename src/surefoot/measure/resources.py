@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import platform
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from surefoot.measure.device_load import DeviceLoad
 from surefoot.records import NAN
 
 
@@ -57,6 +57,7 @@ class SystemReading:
     memory_peak: float = NAN
     memory_reserved: float = NAN
     utilisation: float = NAN
+    memory_bandwidth: float = NAN
 
 
 class SystemMonitor:
@@ -67,7 +68,9 @@ class SystemMonitor:
         self._every = every
         self._due = 0.0
         self._cpu_time = (time.perf_counter(), time.process_time())
-        self._has_nvml = _has_nvml() if device.type == "cuda" else False
+        self._load = DeviceLoad(device)
+        self.missing = self._load.missing
+        """What keeps utilisation from being measured, and the way out; empty where it is."""
 
     def read(self) -> SystemReading:
         """A reading when one is due, else an empty reading."""
@@ -80,11 +83,13 @@ class SystemMonitor:
     def _cuda(self) -> SystemReading:
         stats = torch.cuda.memory_stats(self._device)
         used = stats.get("allocated_bytes.all.current", 0)
+        utilisation, memory_bandwidth = self._load.read()
         return SystemReading(
             memory=used,
             memory_peak=stats.get("allocated_bytes.all.peak", 0),
             memory_reserved=stats.get("reserved_bytes.all.current", 0) - used,
-            utilisation=torch.cuda.utilization(self._device) / 100 if self._has_nvml else NAN,
+            utilisation=utilisation,
+            memory_bandwidth=memory_bandwidth,
         )
 
     def _host(self, now: float) -> SystemReading:
@@ -107,10 +112,6 @@ def _resident_memory() -> tuple[float, float]:
         return float(fields["VmRSS"].split()[0]) * 1024, float(fields["VmHWM"].split()[0]) * 1024
     except (OSError, KeyError):
         return NAN, NAN
-
-
-def _has_nvml() -> bool:
-    return importlib.util.find_spec("pynvml") is not None
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

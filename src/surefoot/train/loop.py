@@ -7,7 +7,6 @@ from typing import Any
 
 from surefoot import parallel
 from surefoot.guard.attach import Guard
-from surefoot.sinks.reporter import LoopListener
 from surefoot.train import speed
 from surefoot.train.accumulation import (
     MicroBatches,
@@ -20,6 +19,7 @@ from surefoot.train.accumulation import (
 from surefoot.train.build import RunParts
 from surefoot.train.evaluate import compute_loss, evaluate
 from surefoot.train.memory_recovery import MemoryRecovery
+from surefoot.train.reporter import LoopListener
 from surefoot.train.update_attempt import Phase, UpdateAttempt
 
 

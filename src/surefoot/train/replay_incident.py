@@ -60,6 +60,9 @@ def _recorded_recipe(incident: IncidentBundle) -> Recipe:
             f"{incident.path} was trained with code that surefoot does not ship ({', '.join(foreign)}), and nothing "
             "that a bundle names is imported. Name the recipe: surefoot replay INCIDENT --recipe mine.yaml"
         )
+    plain = {name: value for name, value in plain.items() if name != "alarms"}  # without their secrets, no use
+    if isinstance(log := plain.get("log"), Mapping):
+        plain["log"] = {name: value for name, value in log.items() if name != "sinks"}
     return validate(plain, RecipeOrigin(f"{incident.path.name}/incident.json"))
 
 

@@ -23,6 +23,7 @@ _CHANGEABLE = (
     "epochs",
     "device",
     "log.",
+    "alarms",
     "sample.",
     "evaluation.",
     "checkpoints.",

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot import parallel
+from surefoot.alarms.alarm_target import alarm_targets, redacted
 from surefoot.data.data_error import DataError
 from surefoot.guard.attach import Guard, attach
 from surefoot.guard.validate import switched_off
 from surefoot.sinks.console import PlainConsole, RunConsole
-from surefoot.sinks.reporter import Reporter
 from surefoot.sinks.sink import SinkError, Sinks, check_installed, open_sinks
 from surefoot.train import exit_codes
 from surefoot.train.build import RunParts, build, run_dir_of
@@ -22,6 +22,7 @@ from surefoot.train.evaluate import step_fn_of
 from surefoot.train.loop import train
 from surefoot.train.memory_recovery import MemoryRecovery
 from surefoot.train.recipe import Recipe, RecipeError, as_plain, policy_of, remarks
+from surefoot.train.reporter import Reporter
 from surefoot.train.result import RunResult, final_losses, finite_mean, summary_extras
 from surefoot.train.run_record import check_not_in_use, check_resumable, run_record
 from surefoot.train.schedules import sparkline
@@ -76,8 +77,11 @@ def run(recipe: Recipe, invocation: Invocation) -> RunResult:
     return result
 
 
-def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None = None) -> Guard:
-    """Attach the guard to a run's parts, resuming from the newest checkpoint in the run directory."""
+def attach_guard(
+    parts: RunParts, invocation: Invocation, recipe: Recipe | None = None, *, trial: bool = False
+) -> Guard:
+    """Attach the guard to a run's parts, resuming from the newest checkpoint in the run directory; a `trial` sends no
+    alarms."""
     recipe = recipe or parts.recipe
     protection = recipe.protection
     if protection.mode == "off" or switched_off():
@@ -85,6 +89,7 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
     policy = policy_of(recipe)
     if parts.world.size > 1:
         policy = replace(policy, probe_every=0)  # step_fn is for trials only
+    alarms = False if trial else recipe.alarms or None
     record = run_record(
         recipe,
         source=invocation.source,
@@ -105,6 +110,8 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
         resume=not policy.observe,
         step_fn=step_fn_of(parts),
         run_info=record,
+        alarms=alarms,
+        sinks=None if trial else recipe.log.sinks,
     )
 
 
@@ -160,7 +167,7 @@ def _open_sinks(parts: RunParts, run_dir: Path, start: int) -> Sinks:
         run_dir,
         is_first=parts.world.is_main,
         name=recipe.name,
-        config=as_plain(recipe),
+        config=redacted(as_plain(recipe), alarm_targets(recipe.alarms)),
         resumed_at=start or None,
     )
 

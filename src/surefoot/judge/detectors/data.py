@@ -226,12 +226,12 @@ class RepeatedBatches(Detector):
 
 
 class SlowSteps(Detector):
-    """Reports steps that take far longer than they did, and whether they wait for data."""
+    """Reports steps that take far longer than they did, and whether they wait for data or for a checkpoint."""
 
     kind: ClassVar = FindingKind.SLOW_STEPS
     severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.SECONDS
-    state_names: ClassVar = ("_rows", "_slow", "_waiting", "_reported")
+    state_names: ClassVar = ("_rows", "_slow", "_waiting", "_saving", "_reported")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -239,8 +239,8 @@ class SlowSteps(Detector):
         self._waits = Baseline(thresholds.slow_baseline_rows)
         self._rows = 0
         self._slow = 0
-        """Slow steps in a row, and how many of them waited for data."""
-        self._waiting = 0
+        """Slow steps in a row, how many of them waited for data, and during how many a checkpoint was written."""
+        self._waiting = self._saving = 0
         self._reported = False
 
     def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
@@ -256,13 +256,14 @@ class SlowSteps(Detector):
         slow = ready and row.seconds > TRIPLE_RATIO * usual
         waits = ready and STRONG_RATIO * wait > row.seconds and wait > TRIPLE_RATIO * max(usual_wait, 1e-3)
         if not slow and not waits:
-            self._slow = self._waiting = 0
+            self._slow = self._waiting = self._saving = 0
             self._reported = False
             self._seconds.add(row.attempt, row.seconds)
             self._waits.add(row.attempt, wait)
             return NOTHING
         self._slow += 1
         self._waiting += waits
+        self._saving += row.saving > 0
         if self._slow < WINDOW_ROWS or self._reported:
             return NOTHING
         self._reported = True
@@ -272,7 +273,11 @@ class SlowSteps(Detector):
             )
             return self.report(row, detail, TimeEvidence(data=True, wait=wait, usual=usual_wait, seconds=row.seconds))
         detail = f"a step takes {row.seconds:.3g} s, {row.seconds / usual:.3g} times as long as before"
-        return self.report(row, detail, TimeEvidence(data=False, seconds=row.seconds, usual=usual))
+        bottleneck = ""
+        if self._saving > self._slow / 2:
+            bottleneck, detail = "saving", f"{detail}, while a checkpoint is being written"
+        evidence = TimeEvidence(data=False, bottleneck=bottleneck, seconds=row.seconds, usual=usual)
+        return self.report(row, detail, evidence)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"seconds": self._seconds.state_dict(), "waits": self._waits.state_dict()}

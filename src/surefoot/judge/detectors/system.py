@@ -92,16 +92,21 @@ class IdleDevice(Detector):
         seconds = row.time - self._since
         if seconds < self._thresholds.idle_seconds or self._reported:
             return NOTHING
-        self._reported = True
         data = STRONG_RATIO * self._wait > 1
+        if not data and math.isnan(row.memory_reserved):  # a CPU: training on fewer threads than cores is no fault
+            return NOTHING
+        self._reported = True
         reason = (
-            f"steps spend {self._wait:.0%} of their time waiting for data; add loader workers or prefetching"
+            f"steps spend {self._wait:.0%} of their time waiting for data"
             if data
-            else "it waits for kernel launches; use a larger batch or torch.compile"
+            else "steps do not wait for data, so it waits for kernel launches"
         )
         limit = self._thresholds.idle_utilisation
         detail = f"the device has been below {limit:.0%} utilisation for {seconds:.0f} s: {reason}"
-        evidence = TimeEvidence(data=data, utilisation=row.utilisation, data_wait_share=self._wait)
+        bottleneck = "" if data else "launches"
+        evidence = TimeEvidence(
+            data=data, bottleneck=bottleneck, utilisation=row.utilisation, data_wait_share=self._wait
+        )
         return self.report(row, detail, evidence)
 
 

@@ -156,7 +156,7 @@ def run_trial(recipe: Recipe, world: World, folder: Path, limit: TrialLimit, *, 
     )
     limited = replace(parts, total=trial.wanted, data=replace(parts.data, train_loader=loader))
     try:
-        with attach_guard(parts, Invocation("check")) as guard:
+        with attach_guard(parts, Invocation("check"), trial=True) as guard:
             try:
                 train(limited, guard, _TrialListener(parts, limit))
             except TimeIsUp:

@@ -42,6 +42,8 @@ class RecipeOrigin:
     def locate(self, path: KeyPath) -> str:
         """Where a key was set (override or line), and the key itself."""
         key = ".".join(path)
+        if path[:1] == ("alarms",) and any(by[:1] == path[:1] for by in self.overrides):
+            return "command line, alarms"  # as typed it may hold a token
         if override := self.overrides.get(path):
             return f"command line, {shortened(override)}"
         below = [override for by, override in self.overrides.items() if by[: len(path)] == path]

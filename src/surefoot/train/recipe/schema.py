@@ -47,6 +47,14 @@ TextList = Annotated[list[str], BeforeValidator(_as_list)]
 """A list of text; a single one needs no brackets."""
 
 
+def _as_places(value: Any) -> Any:
+    return [value] if isinstance(value, str | dict) else value
+
+
+Places = Annotated[list[str | dict[str, Any]], BeforeValidator(_as_places)]
+"""Where something is sent: names or addresses, or mappings with `to`."""
+
+
 class DataSection(Section):
     """The training data."""
 
@@ -260,6 +268,11 @@ class LogSection(Section):
     tensorboard: bool = False
     wandb: Literal["off", "offline", "online"] = "off"
     project: str = Field(default="surefoot", description="Weights & Biases project.")
+    sinks: Places = Field(
+        default=[],
+        description="Further sinks, fed behind the training: tensorboard, wandb, mlflow or trackio, or keys and values "
+        "such as {to: tensorboard, every: 10, layers: true}.",
+    )
 
 
 class SampleSection(Section):
@@ -295,4 +308,9 @@ class Recipe(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     evaluation: EvaluationSection = EvaluationSection()
     log: LogSection = LogSection()
+    alarms: Places = Field(
+        default=[],
+        description="Who hears of what happens: https://... (gets JSON), an address that apprise knows, or keys and "
+        "values such as {to: https://..., levels: [crash, stop]}. By default those in SUREFOOT_ALARMS.",
+    )
     sample: SampleSection = SampleSection()

@@ -9,8 +9,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from surefoot.alarms.alarm_target import AlarmError, alarm_targets
 from surefoot.journal.policy_aliases import derived_figures, upgraded_policy
 from surefoot.judge.policy import Policy, Thresholds
+from surefoot.sinks.sink import SinkError
+from surefoot.sinks.sink_choice import sink_choices
 from surefoot.train.recipe.errors import (
     KeyPath,
     RecipeError,
@@ -170,6 +173,7 @@ def _cross_problems(recipe: Recipe) -> list[RecipeProblem]:
         *_context_problems(recipe),
         *_optimizer_problems(recipe),
         *_protection_problems(recipe),
+        *_alarm_problems(recipe),
     ]
 
 
@@ -231,6 +235,17 @@ def _protection_problems(recipe: Recipe) -> Iterator[RecipeProblem]:
     yield from [*_unknown_policy_fields(policy)] or [*_invalid_policy_values(recipe)]
 
 
+def _alarm_problems(recipe: Recipe) -> Iterator[RecipeProblem]:
+    try:
+        alarm_targets(recipe.alarms)
+    except AlarmError as error:
+        yield RecipeProblem(("alarms",), str(error))
+    try:
+        sink_choices(recipe.log.sinks)
+    except SinkError as error:
+        yield RecipeProblem(("log", "sinks"), str(error))
+
+
 def _unknown_policy_fields(policy: Mapping[str, Any]) -> Iterator[RecipeProblem]:
     for name in policy:
         if name in _POLICY_KEYS:
@@ -276,5 +291,7 @@ def _remarks(recipe: Recipe) -> Iterator[str]:
         yield f"The warmup starts at {schedule.start:g}, above the peak lr {recipe.optimizer.lr:g}: the lr falls."
     if mode == "off":
         yield "protection.mode is off: nothing watches, clips or saves this run."
+        if recipe.alarms or recipe.log.sinks:
+            yield "protection.mode is off: no alarms are sent, and log.sinks gets nothing."
     if mode == "observe":
         yield "protection.mode is observe: nothing is clipped or saved, so the same command starts from the beginning."

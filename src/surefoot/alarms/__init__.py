@@ -1,0 +1,1 @@
+"""Alarms to people: what happens to a run, sent from a process of its own; no torch."""
