@@ -60,6 +60,7 @@ from surefoot.guard.early_checks import report_path
 from surefoot.guard.guard import Guard, OffGuard
 from surefoot.guard.hooks import GUARDED
 from surefoot.judge.policy import Policy
+from surefoot.story.verbosity import read_verbosity
 
 __all__ = ["Guard", "OffGuard", "attach"]
 
@@ -82,6 +83,7 @@ def attach(
     run_info: Mapping[str, Any] | None = None,
     incident_data: bool = True,
     preflight: bool = False,
+    verbosity: str = "normal",
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -108,6 +110,9 @@ def attach(
             be replayed; False leaves both out, as when bundles are shared and the data must not be.
         preflight: Check the loop on its first four batches, as `surefoot.preflight` does, and report what is wrong;
             needs `step_fn` for most of it. Nothing is changed.
+        verbosity: What the logger "surefoot" gets about incidents: "normal" logs each once, as a short block; "quiet"
+            only a stop and what did not help; "verbose" also every decision. SUREFOOT_VERBOSITY in the environment
+            comes before it.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -143,5 +148,6 @@ def attach(
             run_info=validate.check_run_info(run_info),
             incident_data=bool(incident_data),
             preflight=preflight,
+            verbosity=read_verbosity(verbosity),
         )
     )

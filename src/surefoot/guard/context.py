@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
 from surefoot.judge.policy import Policy
+from surefoot.story.verbosity import Verbosity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,3 +41,5 @@ class GuardContext:
     """Incident bundles hold states and batches, where trials are run."""
     preflight: bool = False
     """The loop is checked on its first batches."""
+    verbosity: Verbosity = Verbosity.NORMAL
+    """What is logged about incidents."""

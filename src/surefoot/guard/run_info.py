@@ -40,7 +40,13 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
     journal = _open_journal(ranks, context.run_dir, _run_json(context, pipeline))
     weakref.finalize(context.optimizers[0], journal.close)
     reader = MetricsReader(
-        journal, judge, policy=context.policy, timer=timer, order=pipeline.order, steps_of=context.steps_of
+        journal,
+        judge,
+        policy=context.policy,
+        timer=timer,
+        order=pipeline.order,
+        steps_of=context.steps_of,
+        verbosity=context.verbosity,
     )
     journal.layout(layout.names, layout.numels)
     reader.note("attached", "; ".join(g.veto_reason for g in pipeline.gates), attempt=journal.last_attempt + 1)
