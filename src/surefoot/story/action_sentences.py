@@ -99,4 +99,5 @@ def trial_constrained_sentence(trial: Mapping[str, Any], decision: Mapping[str, 
     """A trial found the state of the run sound: only overrides were left of a decision to rewind."""
     overrides = overrides_text(decision.get("overrides"))
     kept = f"continued with {overrides}" if overrides else "continued unchanged"
-    return f"did not rewind, because {trial.get('detail') or 'a trial found no harm'}; {kept}"
+    why = str(trial.get("detail") or "a trial found no harm").removesuffix(": it is left alone")
+    return f"did not rewind, because {why}; {kept}"

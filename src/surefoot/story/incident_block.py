@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefoot.records import Cause
+from surefoot.records import Action, Cause
 from surefoot.story.action_sentences import lost_text
 from surefoot.story.incident_story import IncidentLevel, IncidentStory
 
@@ -53,3 +53,16 @@ def incident_block(incident: IncidentStory, run_dir: str = "") -> str:
     """The whole block."""
     lines = [f"  {label + ':':10}{text}" for label, text in incident_lines(incident, run_dir)]
     return "\n".join([incident_title(incident), *lines])
+
+
+def incident_sentence(incident: IncidentStory, *, others: int = 0) -> str:
+    """The incident in one or two sentences, as a headline says it."""
+    title = incident_title(incident)
+    parts = [f"S{title[1:]}"]
+    last = next((a for a in reversed(incident.actions) if a.action != Action.RELAX), None)
+    if last is not None:
+        parts.append(f"surefoot {last.sentence.partition(';')[0]}")
+    if incident.outcome and incident.outcome != "the run was stopped":
+        parts.append(incident.outcome)
+    more = f" ({others} more {'incident' if others == 1 else 'incidents'})" if others > 0 else ""
+    return f"{'; '.join(parts)}{more}."

@@ -110,7 +110,8 @@ class IncidentLog:
     def _level(self, incident: IncidentStory) -> int:
         if self._quiet and incident.level is not IncidentLevel.STOPPED and incident.helped is not False:
             return logging.DEBUG
-        if any(not (action.applied and action.done) for action in incident.actions):  # the policy observes, or it failed
+        only_observed = any(not action.applied for action in incident.actions)
+        if only_observed or any(not action.done for action in incident.actions):
             return logging.WARNING
         return _LEVELS[incident.level]
 

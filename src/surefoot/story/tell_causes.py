@@ -66,7 +66,11 @@ def _named(event: EventFields, findings: Sequence[EventFields], *, first: bool) 
 def _evidence(cause: Cause, reason: str, findings: Sequence[EventFields]) -> list[str]:
     """The line that decides comes first: where the value was made, if that is the cause, else the reason."""
     origins = [str(f.get("detail")) for f in findings if f.get("detector") == FindingKind.ORIGIN and _names(f, cause)]
-    lines = [*origins, reason, *(f"step {f.get('step')}: {f.get('detail')}" for f in findings if f.get("detail"))]
+    first: dict[str, str] = {}  # one line for each detector: refusals in a row would fill the page
+    for finding in findings:
+        if finding.get("detail"):
+            first.setdefault(str(finding.get("detector")), f"step {finding.get('step')}: {finding.get('detail')}")
+    lines = [*origins, reason, *first.values()]
     kept: list[str] = []
     told: set[str] = set()
     for line in filter(None, lines):
