@@ -10,7 +10,15 @@ from surefoot.judge.cause_catalog import CAUSES
 from surefoot.judge.decision_tree import Facts, walk
 from surefoot.judge.incident import Incident, evidence_of
 from surefoot.judge.rank_causes import TRIAL_CONFIDENCE, rank_causes
-from surefoot.records import Cause, Decision, Diagnosis, Finding, Pattern, StepMetrics, Verdict
+from surefoot.records import Cause, Decision, Diagnosis, Finding, FindingKind, Pattern, Severity, StepMetrics, Verdict
+
+MACHINE_DETECTORS = frozenset({FindingKind.SLOW_STEPS, FindingKind.IDLE_DEVICE, FindingKind.MEMORY_GROWTH})
+"""Detectors that look at the machine and not at the training."""
+MACHINE_ADVICE = (
+    "Check what else uses this machine: other processes, a full disk, a device that throttles.",
+    "Compare the time of a step with its time waiting for data: both are in the signals of the run.",
+)
+"""What to do where the machine is slow and nothing shows why: settings of the training are not to blame."""
 
 
 def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: bool) -> list[Diagnosis]:
@@ -25,7 +33,10 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
             pattern=_first_pattern(incident.findings),
         )
     )
-    evidence = evidence_of(incident) | {"path": path.as_text()}
+    evidence = evidence_of(incident)
+    reported_only = all(f.severity is Severity.REPORT_ONLY for f in incident.findings)
+    if not reported_only:  # the tree is about runs that failed
+        evidence |= {"path": path.as_text()}
     return [
         Diagnosis(
             step=row.step,
@@ -34,7 +45,7 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
             cause=cause,
             confidence=confidence,
             evidence=evidence if place == 0 else {},
-            advice=CAUSES[cause].remedies if place else (*CAUSES[cause].remedies, *path.advice),
+            advice=(*_remedies(cause, incident), *(() if place or reported_only else path.advice)),
             detail=f"{CAUSES[cause].sentence} {reason}",
         )
         for place, (cause, confidence, reason) in enumerate(rank_causes(incident)[:3])
@@ -53,6 +64,11 @@ def diagnosis_by_trial(decision: Decision, cause: Cause, detail: str, trial: Map
         advice=CAUSES[cause].remedies,
         detail=f"{CAUSES[cause].sentence} by trial: {detail}",
     )
+
+
+def _remedies(cause: Cause, incident: Incident) -> tuple[str, ...]:
+    about_machine = all(finding.detector in MACHINE_DETECTORS for finding in incident.findings)
+    return MACHINE_ADVICE if cause is Cause.UNKNOWN and about_machine else CAUSES[cause].remedies
 
 
 def _first_pattern(findings: Sequence[Finding]) -> Pattern:

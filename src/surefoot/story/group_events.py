@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from surefoot.judge.diagnosis import MACHINE_DETECTORS
 from surefoot.judge.thresholds import BASELINE_ROWS, WINDOW_ROWS
 from surefoot.records import Action, FindingKind, Severity
 
@@ -14,8 +15,6 @@ EventFields = Mapping[str, Any]
 REFUSALS_TOGETHER = 100
 """Attempts within which a further refusal belongs to the same incident, as in an incident bundle."""
 REFUSAL_DETECTORS = frozenset[str]({FindingKind.NONFINITE, FindingKind.NORM_OUTLIER, FindingKind.ORIGIN})
-MACHINE_DETECTORS = frozenset[str]({FindingKind.SLOW_STEPS, FindingKind.IDLE_DEVICE, FindingKind.MEMORY_GROWTH})
-"""Detectors that look at the machine and not at the training."""
 INCIDENT_NOTES = frozenset({"rewound", "failed", "incident", "tensors", "buffers", "origin"})
 """Notes that tell something about an incident."""
 CHANGING = frozenset[str]({Action.REWIND, Action.CONSTRAIN, Action.ACCEPT})
@@ -55,13 +54,14 @@ class EventGroup:
         if not self.events:
             self.first_attempt = attempt
         self.events.append(event)
-        self.last_attempt = max(self.last_attempt, attempt)
+        if event.get("action") != Action.RELAX:  # a late consequence
+            self.last_attempt = max(self.last_attempt, attempt)
         kind, action = event.get("kind"), event.get("action")
         if kind == "diagnosis":
             self.diagnosed, self.diagnosed_attempt, self.told = True, attempt, len(self.events)
         if kind == "finding":
             self.refusals_only &= event.get("detector") in REFUSAL_DETECTORS
-        elif kind == "decision" and action != Action.REFUSE:
+        elif kind == "decision" and action not in (Action.REFUSE, Action.RELAX):
             self.refusals_only = False
             applied = bool(event.get("applied", True))
             self.outcome_pending |= applied and action in CHANGING and action != Action.ACCEPT

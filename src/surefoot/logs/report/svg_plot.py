@@ -24,10 +24,11 @@ def draw_svg(
     onset_label: str = "began",
     unit: str = "step",
     style: str = "",
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """The panels above one another as one `<svg>` element; empty if there is nothing to draw.
 
-    `style` is embedded, for a picture that stands alone.
+    `style` is embedded, for a picture that stands alone. `marks` are further places on the step axis, with labels.
     """
     if not panels:
         return ""
@@ -36,6 +37,7 @@ def draw_svg(
     top = BETWEEN
     for number, panel in enumerate(panels):
         tall = TALL if number == 0 else LOW
+        parts += _marks(marks, across, top, tall, labelled=number == 0)
         parts += _panel(panel, across, top, tall, onset=onset, word=onset_label if number == 0 else "")
         top += tall + BETWEEN
     parts += _step_axis(across, top - BETWEEN, unit)
@@ -54,6 +56,20 @@ class _StepAxis:
     def __call__(self, step: float) -> float:
         share = (step - self.first) / (self.last - self.first)
         return LEFT + min(1.0, max(0.0, share)) * (WIDE - LEFT - RIGHT)
+
+
+def _marks(
+    marks: Sequence[tuple[float, str]], across: _StepAxis, top: int, tall: int, *, labelled: bool
+) -> Iterator[str]:
+    """A line at each mark; in the first panel with its label, a label on top of another one left out."""
+    free_from = 0.0
+    for step, label in sorted(marks):
+        x = across(step)
+        yield f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + tall}"/>'
+        if labelled and x >= free_from:
+            anchor = f'x="{x:.1f}" y="{top - 2}" text-anchor="middle"'
+            yield f'<text class="annotation" {anchor}>{escape(label)}</text>'
+            free_from = x + 9.0 * (1 + len(label))
 
 
 def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float | None, word: str) -> Iterator[str]:
