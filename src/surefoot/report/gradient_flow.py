@@ -126,7 +126,8 @@ def _line(line: FlowLine, scale: AxisScale, number: int) -> Iterator[str]:
     if count <= 80:
         yield "".join(f'<circle class="dot{number}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in points)
     for k in np.flatnonzero(np.isinf(line.norms)):
-        yield f'<text class="annotation" x="{_x(int(k), count):.1f}" y="{_TOP + 10}" text-anchor="middle">{CROSS}</text>'
+        x = _x(int(k), count)
+        yield f'<text class="annotation" x="{x:.1f}" y="{_TOP + 10}" text-anchor="middle">{CROSS}</text>'
 
 
 def flow_rows(flow: GradientFlow) -> Iterator[tuple[str, ...]]:

@@ -85,7 +85,7 @@ def _incident(number: int, incident: IncidentStory) -> Iterator[str]:
     if cause is not None and cause.advice and incident.level is not IncidentLevel.REPORTED:
         yield f"- to do: {escaped(cause.advice[0])}"
     if incident.bundle:
-        yield f"- replay: `surefoot replay {incident.bundle.replace('`', '')}`"
+        yield f"- bundle: {escaped(incident.bundle)} in the run directory"
     for trial in incident.trials:
         yield from _trial(trial)
 

@@ -77,8 +77,8 @@ def _curves(report: RunReport) -> Iterator[str]:
     if drawn:
         yield f"<h2>Curves</h2><figure>{drawn}</figure>"
         yield '<p class="faint">Over attempted updates, which go on through a rewind. Dotted lines: incidents, by '
-        yield "their number below. Shaded: not finite. Of each stretch the lowest, the highest and any non-finite value are "
-        yield "drawn.</p>"
+        yield "their number below. Shaded: not finite. Of each stretch the lowest, the highest and any "
+        yield "non-finite value are drawn.</p>"
 
 
 # -- incidents
@@ -102,7 +102,7 @@ def _incident(number: int, incident: IncidentStory) -> Iterator[str]:
     if incident.outcome:
         rows.append(("result", incident.outcome))
     if incident.bundle:
-        rows.append(("replay", f"surefoot replay {incident.bundle}"))
+        rows.append(("bundle", f"{incident.bundle} in the run directory"))
     yield html_table(rows)
     cause = incident.first_cause
     if cause is not None and cause.evidence:

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 from surefoot.judge.thresholds import WINDOW_ROWS
-from surefoot.records import EVENT_MARK, Action, Event, StepMetrics
+from surefoot.records import EVENT_MARK, Action, Cause, Event, StepMetrics
 from surefoot.story.group_events import EventGroup, EventGrouper
 from surefoot.story.incident_block import incident_block, incident_title
 from surefoot.story.incident_story import IncidentLevel, IncidentStory
@@ -40,7 +40,7 @@ class IncidentLog:
         self._logged: dict[int, IncidentStory] = {}
         """Incidents that were logged before their outcome was known, by the id of their group."""
         self._times: Counter[tuple[str, str]] = Counter()
-        """Incidents by cause and first finding."""
+        """Incidents by cause and level."""
 
     def on_event(self, event: Event) -> None:
         fields = event.as_json()
@@ -98,7 +98,8 @@ class IncidentLog:
             self._grouper.forget(group)
 
     def _log_block(self, incident: IncidentStory) -> None:
-        key = incident.cause_text, incident.findings[0].detector if incident.findings else ""
+        cause = incident.first_cause
+        key = str(Cause.UNKNOWN if cause is None else cause.cause), incident.level.value
         self._times[key] += 1
         times, level = self._times[key], self._level(incident)
         seldom = times & (times - 1)  # the 1st, 2nd, 4th, 8th ... of a kind are logged
