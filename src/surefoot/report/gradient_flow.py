@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from surefoot.journal.reader import Run
 from surefoot.logs.report.axes import AxisScale
+from surefoot.logs.report.svg_plot import CROSS
 from surefoot.logs.report.wording import format_value
 from surefoot.logs.run_curves import Floats
 
@@ -19,7 +20,6 @@ Bools = NDArray[np.bool_]
 _WIDE, _LEFT, _RIGHT, _TOP, _TALL, _BELOW = 760, 88, 14, 36, 210, 34
 _ROWS = 50
 """Rows whose median is drawn."""
-CROSS = "\N{MULTIPLICATION SIGN}"
 MAX_LISTED = 400
 """Tensors in the table of the page."""
 

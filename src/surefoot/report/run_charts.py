@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,8 @@ def chart_panels(run: Run) -> list[Panel]:
     speed_name, speed = _speed(run)
     panels = (
         ("loss", [_series(run, "loss", refused_nan=True), _series(run, "eval_loss")]),
-        ("gradient norm", [_series(run, "norm", refused_nan=True)]),
-        ("learning rate", [_series(run, "lr")]),
+        ("gradient norm", [replace(_series(run, "norm", refused_nan=True), name="gradient norm")]),
+        ("learning rate", [replace(_series(run, "lr"), name="learning rate")]),
         (speed_name, [speed]),
     )
     drawn = [(title, [s for s in series if len(s)]) for title, series in panels]

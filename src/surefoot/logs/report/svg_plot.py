@@ -14,6 +14,10 @@ from surefoot.logs.run_curves import Series
 
 WIDE, LEFT, RIGHT = 760, 88, 14
 TALL, LOW, BETWEEN, BELOW = 230, 90, 36, 34
+CROSS = "\N{MULTIPLICATION SIGN}"
+"""Marks a non-finite value."""
+MIN_SHADED, MAX_CROSSES = 6, 60
+"""Stretches of non-finite values narrower than this get a cross, unless they are many."""
 
 
 def draw_svg(
@@ -86,6 +90,9 @@ def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float
         x = across(start)
         wide = max(across(end) - x, 1.5)
         yield f'<rect class="bad" x="{x:.1f}" y="{top}" width="{wide:.1f}" height="{tall}"/>'
+        if wide < MIN_SHADED and len(panel.nonfinite) <= MAX_CROSSES:  # too narrow to be seen
+            where = f'x="{x + wide / 2:.1f}" y="{top + 14}" text-anchor="middle"'
+            yield f'<text class="annotation" {where}>{CROSS}</text>'
     middle = panel.nonfinite_label_at((across.first, across.last)) if word else None
     if middle is not None:
         where = f'x="{across(middle):.1f}" y="{top + tall / 2:.0f}"'
