@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from surefoot import __version__
 from surefoot.logs.report.wording import clean, ordered_advice
-from surefoot.report.report_page import action_lines, loss_text, when_text
+from surefoot.report.report_page import loss_text, when_text
 from surefoot.report.run_checklists import CheckedItem
 from surefoot.report.run_report import RunReport
-from surefoot.story.incident_block import incident_title
+from surefoot.story.incident_block import action_lines, incident_title
 from surefoot.story.incident_story import IncidentLevel, IncidentStory, TrialTable
 
 MARKER = "<!-- surefoot report -->"

@@ -13,8 +13,7 @@ from surefoot.report.gradient_flow import MAX_LISTED, GradientFlow, flow_rows, f
 from surefoot.report.run_charts import chart_marks, chart_panels
 from surefoot.report.run_checklists import CheckAnswer, CheckedItem
 from surefoot.report.run_report import RunReport
-from surefoot.story.action_sentences import lost_text
-from surefoot.story.incident_block import incident_title
+from surefoot.story.incident_block import action_lines, incident_title
 from surefoot.story.incident_story import BranchRow, IncidentStory, TrialTable
 
 MAX_INCIDENTS = 60
@@ -127,16 +126,6 @@ def when_text(incident: IncidentStory) -> str:
     when = f"step {incident.step:,}, attempt {incident.attempt:,}"
     until = f" to attempt {incident.last_attempt:,}" if incident.last_attempt > incident.attempt else ""
     return f"{when}{until}{f', {_date(incident.time)} UTC' if incident.time else ''}"
-
-
-def action_lines(incident: IncidentStory) -> list[str]:
-    """What was done, with what it cost and why."""
-    lines: list[str] = []
-    for action in incident.actions:
-        cost = lost_text(action.updates_lost, action.updates_kept)
-        because = f", because {action.reason}" if action.reason else ""
-        lines.append(f"step {action.step:,}: {action.sentence}{f' ({cost})' if cost else ''}{because}")
-    return lines
 
 
 def _capital(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from surefoot.records import Action, Cause
 from surefoot.story.action_sentences import lost_text
-from surefoot.story.incident_story import IncidentLevel, IncidentStory
+from surefoot.story.incident_story import IncidentLevel, IncidentStory, TakenAction
 
 MAX_ACTIONS = 4
 """Actions that a block lists; of more, the last ones."""
@@ -34,9 +34,7 @@ def incident_lines(incident: IncidentStory, run_dir: str) -> Iterator[tuple[str,
     if len(incident.actions) > MAX_ACTIONS:
         yield "done", f"{len(incident.actions) - MAX_ACTIONS} earlier actions"
     for action in incident.actions[-MAX_ACTIONS:]:
-        cost = lost_text(action.updates_lost, action.updates_kept)
-        because = f", because {action.reason}" if action.action == "stop" and action.reason else ""
-        yield "done", f"step {action.step:,}: {action.sentence}{because}{f' ({cost})' if cost else ''}"
+        yield "done", _action_line(action, with_reason=action.action == Action.STOP)
     if not incident.actions:
         yield "done", "nothing: no action was needed" if incident.level is IncidentLevel.SUSPECTED else "only reported"
     if incident.outcome:
@@ -66,3 +64,14 @@ def incident_sentence(incident: IncidentStory, *, others: int = 0) -> str:
         parts.append(incident.outcome)
     more = f" ({others} more {'incident' if others == 1 else 'incidents'})" if others > 0 else ""
     return f"{'; '.join(parts)}{more}."
+
+
+def action_lines(incident: IncidentStory) -> list[str]:
+    """What was done, each with what it cost and why."""
+    return [_action_line(action, with_reason=True) for action in incident.actions]
+
+
+def _action_line(action: TakenAction, *, with_reason: bool) -> str:
+    cost = lost_text(action.updates_lost, action.updates_kept)
+    because = f", because {action.reason}" if with_reason and action.reason else ""
+    return f"step {action.step:,}: {action.sentence}{f' ({cost})' if cost else ''}{because}"
