@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from surefoot.journal.incident_folders import INCIDENTS_DIR
 from surefoot.judge.diagnosis import MACHINE_DETECTORS
 from surefoot.records import Action, Cause, Event, FindingKind
 from surefoot.story.action_sentences import (
@@ -17,7 +18,8 @@ from surefoot.story.action_sentences import (
 from surefoot.story.row_facts import APPLIED_TO_CONFIRM
 
 Emit = Callable[[int, str, str, str | None], None]
-"""Receives one line: step, label (finding, cause, action, trial, outcome, would, failed), text, style."""
+"""Receives one line: step, label (finding, cause, to do, action, trial, outcome, would, failed, more), text,
+style."""
 REFUSALS = (FindingKind.NONFINITE, FindingKind.NORM_OUTLIER)
 """What is found in updates that were refused."""
 
@@ -88,6 +90,8 @@ class EventNarrator:
             text = event["detail"].replace(". ", ": ", 1)
             confidence = "" if event["cause"] == Cause.UNKNOWN else f" ({event['confidence']:.0%} sure)"
             self._emit_once(event, "cause", f"{text}{confidence}", "cyan")
+            if event.get("advice"):
+                self._emit_once(event, "to do", event["advice"][0], "cyan")
         self._diagnosed_attempt = event["attempt"]
 
     def _decision(self, event: Mapping[str, Any]) -> None:
@@ -123,6 +127,8 @@ class EventNarrator:
                 self.actions[number] = f"rewound to step {target}"
             text = rewound_sentence(self._rewind, {**event, "values": {**event["values"], "step": target}})
             self._emit(number, "action", f"{text}{self._because(self._rewind)}", "bold")
+        elif event["name"] == "incident" and event["values"].get("folder"):
+            self._emit(number, "more", f"incident bundle {INCIDENTS_DIR}/{event['values']['folder']}", "dim")
         elif event["name"] in ("failed", "degraded"):
             self._emit(number, "failed", event["detail"], "red")
 
