@@ -209,6 +209,7 @@ def test_checklist_after_a_crash_is_answered_from_the_run(tmp_path: Path) -> Non
 
     healthy = make_report(write(tmp_path / "healthy"))
     assert healthy.after_crash == []
+    assert (healthy.verdict, healthy.sentence[:13]) == ("healthy", "The loss fell")
     resumed = CheckpointEvent(step=40, attempt=44, name="resumed", detail="resumed", values={"step": 40})
     proved = CheckpointEvent(step=40, attempt=44, name="proved", detail="the saved batch has its saved loss")
     run_dir = write(tmp_path / "resumed", *incident(), resumed, proved)

@@ -45,11 +45,11 @@ class RunReport:
     @property
     def sentence(self) -> str:
         """The headline: the same as that of `surefoot diagnose`."""
+        sentence = self.diagnosis.sentence.removeprefix("Healthy: ")
         if self.story.verdict is not RunVerdict.KILLED:
-            return self.diagnosis.sentence
+            return sentence[:1].upper() + sentence[1:]
         at = "" if self.story.last_step is None else f" after step {self.story.last_step:,}"
-        before = self.diagnosis.sentence.removeprefix("Healthy: ")
-        return f"The process ended{at} without closing the run. Before that: {before}"
+        return f"The process ended{at} without closing the run. Before that: {sentence}"
 
     @property
     def facts(self) -> list[tuple[str, str]]:

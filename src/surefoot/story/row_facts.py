@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,7 +43,7 @@ class RowFacts:
                 del values[: _MOST_ROWS // 2]
 
     def _index(self, attempt: int) -> int:
-        return int(np.searchsorted(self.attempts, attempt))
+        return bisect_left(self.attempts, attempt)
 
     def refused_between(self, first: int, last: int) -> int:
         """Updates refused from one attempt to another, both included."""
