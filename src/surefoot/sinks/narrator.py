@@ -28,15 +28,19 @@ class EventNarrator:
     """Formats events as they arrive, and looks at later rows to report whether a refusal helped.
 
     `count_by` selects the number that lines carry: `step` (applied updates), or `attempt`, which counts like a loop
-    that knows of no refusals. `include_system=False` leaves out findings about a slow or full machine.
+    that knows of no refusals. `include_system=False` leaves out findings about a slow or full machine, and
+    `include_advice=False` what to change and where to read more.
     """
 
-    def __init__(self, emit: Emit, *, count_by: str = "step", include_system: bool = True) -> None:
+    def __init__(
+        self, emit: Emit, *, count_by: str = "step", include_system: bool = True, include_advice: bool = True
+    ) -> None:
         self.actions: dict[int, str] = {}
         """Short text of each action, by the step it was reported at."""
         self._emit = emit
         self._count_by = count_by
         self._ignored = frozenset[str]() if include_system else frozenset[str](MACHINE_DETECTORS)
+        self._include_advice = include_advice
         self._emitted: set[str] = set()
         """Lines emitted since the incident began; none is repeated."""
         self._diagnosed_attempt = -1
@@ -90,7 +94,7 @@ class EventNarrator:
             text = event["detail"].replace(". ", ": ", 1)
             confidence = "" if event["cause"] == Cause.UNKNOWN else f" ({event['confidence']:.0%} sure)"
             self._emit_once(event, "cause", f"{text}{confidence}", "cyan")
-            if event.get("advice"):
+            if self._include_advice and event.get("advice"):
                 self._emit_once(event, "to do", event["advice"][0], "cyan")
         self._diagnosed_attempt = event["attempt"]
 
@@ -127,7 +131,7 @@ class EventNarrator:
                 self.actions[number] = f"rewound to step {target}"
             text = rewound_sentence(self._rewind, {**event, "values": {**event["values"], "step": target}})
             self._emit(number, "action", f"{text}{self._because(self._rewind)}", "bold")
-        elif event["name"] == "incident" and event["values"].get("folder"):
+        elif event["name"] == "incident" and self._include_advice and event["values"].get("folder"):
             self._emit(number, "more", f"incident bundle {INCIDENTS_DIR}/{event['values']['folder']}", "dim")
         elif event["name"] in ("failed", "degraded"):
             self._emit(number, "failed", event["detail"], "red")
