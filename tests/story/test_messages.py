@@ -114,6 +114,16 @@ def test_a_rewind_that_was_not_carried_out_is_not_told_as_one() -> None:
     assert waiting.actions[0].sentence == "decided to go back to the last good state, past the bad data"
 
 
+def test_a_restart_takes_the_place_of_the_rewind_that_was_decided_first() -> None:
+    rewind = Decision(**AT, action=Action.REWIND, reason="the loss jumped", remedy="past the bad data")
+    restart = Decision(**AT, action=Action.REWIND, reason="broken", remedy="restarted from the initial state")
+    values = {"step": 94, "attempt": -1, "kept": 94, "lost": 8}
+    note = Note(step=94, attempt=97, name="rewound", detail="trained the 94 updates since step 0 again", values=values)
+    (done,) = told(JUMP, rewind, restart, note).actions
+    assert done.sentence == "trained the 94 updates since step 0 again"
+    assert (done.updates_lost, done.updates_kept) == (8, 94)
+
+
 def test_a_trial_that_finds_no_harm_is_not_told_as_a_rewind() -> None:
     decision = Decision(**AT, action=Action.REWIND, reason="the loss jumped", remedy="past the bad data")
     constrained = decision.as_json() | {"action": "constrain", "overrides": {"max_lr": [0.003]}}

@@ -300,7 +300,8 @@ class Remediation:
         loss = recent[-1] if recent else row.loss
         result = "it helped" if helped else "it did not help"
         what = "loss" if self._signals.judges_loss else "progress"
-        comparison = f": the {what} is {loss:.4g} and was {before:.4g} before the incident"
+        earlier = f" and was {before:.4g} before the incident" if math.isfinite(before) else ""
+        comparison = f": the {what} is {loss:.4g}{earlier}" if math.isfinite(loss) else ""
         detail = result if math.isnan(loss) and math.isnan(before) else f"{result}{comparison}"
         values: dict[str, Any] = {"loss": loss, "before": before, "updates": self._updates_since}
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}

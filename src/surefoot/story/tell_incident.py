@@ -182,9 +182,13 @@ def _lost(values: Mapping[str, Any], note: EventFields, kept: int, rows: RowFact
 
 
 def _replace_last(actions: list[TakenAction], decision: EventFields, action: TakenAction) -> None:
-    """Put what was done in place of what was decided."""
+    """Put what was done in place of what was decided, and drop other rewinds that it took the place of."""
+    attempt = whole(decision.get("attempt"))
+    superseded = [a for a in actions if a.attempt == attempt and a.action == Action.REWIND and a.updates_lost is None]
+    for other in superseded[:-1]:
+        actions.remove(other)
     for k in range(len(actions) - 1, -1, -1):
-        if actions[k].attempt == whole(decision.get("attempt")) and actions[k].action != Action.REFUSE:
+        if actions[k].attempt == attempt and actions[k].action != Action.REFUSE:
             actions[k] = action
             return
     actions.append(action)
