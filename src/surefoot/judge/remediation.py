@@ -302,10 +302,9 @@ class Remediation:
         what = "loss" if self._signals.judges_loss else "progress"
         earlier = f" and was {before:.4g} before the incident" if math.isfinite(before) else ""
         comparison = f": the {what} is {loss:.4g}{earlier}" if math.isfinite(loss) else ""
-        detail = result if math.isnan(loss) and math.isnan(before) else f"{result}{comparison}"
         values: dict[str, Any] = {"loss": loss, "before": before, "updates": self._updates_since}
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
-        return Outcome(**where, action=action, helped=helped, detail=detail, values=values)
+        return Outcome(**where, action=action, helped=helped, detail=f"{result}{comparison}", values=values)
 
     def decision(self, row: StepMetrics, action: Action, reason: str, **fields: Any) -> Decision:
         """A decision at this row; not applied where the policy only observes."""
