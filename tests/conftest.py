@@ -56,6 +56,7 @@ TRAINS = (
     "guard/test_trials.py",
     "models/test_decoder.py",
     "parallel/test_two_processes.py",
+    "story/test_live_story.py",
     "checkpoint/test_snapshots.py",
     "train/test_custom_parts.py",
     "train/test_memory_recovery.py",

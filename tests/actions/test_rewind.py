@@ -70,7 +70,7 @@ def test_rewind_is_bit_identical_and_training_continues(
     assert judge.seen == [*range(10), *range(12, 20)], "rows in flight at the rewind are dropped"
     assert guard.step == 16
     (note,) = [e for e in read().events if e.get("name") == "rewound"]
-    assert note["values"] == {"step": 8, "attempt": 7}
+    assert note["values"] == {"step": 8, "attempt": 7, "lost": 4}
 
 
 def test_run_that_fails_at_once_rewinds_to_its_start(attach: Attach) -> None:
@@ -294,8 +294,8 @@ def test_judge_is_notified_when_there_is_no_good_snapshot(
     assert judge.rewinds == []
     assert guard.step == 6
     assert not guard.disabled
-    assert "half the rate cannot be done: no snapshots are kept" in caplog.text
     guard.close()
+    assert "could not be done: rewind: no snapshots are kept" in caplog.text
     assert len([e for e in read().events if e.get("name") == "failed"]) == 2
 
 
@@ -382,10 +382,25 @@ def test_no_memory_for_snapshots_is_logged_once(attach: Attach, read: Read, capl
 # -- console ----------------------------------------------------------------------------------------------------------
 
 
-def test_rewind_prints_one_line(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
+def test_rewind_is_logged_once_with_what_came_of_it(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
+    script(guard, {9: BACK | {"reason": "the loss jumped", "remedy": "rate x0.5"}})
+    for i in range(14):
+        train(model, optimizer, guard.watch, i)
+    assert caplog.records == [], "it is not known yet whether it helped"
+    guard.close()
+    (block,) = [r.getMessage() for r in caplog.records]
+    assert block.startswith("surefoot: step 9: the loss jumped\n")
+    assert "done:     step 9: rewound to step 8, rate x0.5" in block
+    assert "result:   not known yet" in block
+
+
+def test_verbose_rewind_prints_a_line_at_once(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4, verbosity="verbose")
     script(guard, {9: BACK | {"reason": "the loss jumped", "remedy": "rate x0.5"}})
     for i in range(14):
         train(model, optimizer, guard.watch, i)

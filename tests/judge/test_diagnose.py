@@ -12,9 +12,23 @@ import pytest
 from made_rows import NAMES, Source, actions, judged, layers, of, trained
 
 from surefoot.judge.cause_catalog import CAUSES
+from surefoot.judge.diagnosis import diagnose_incident
+from surefoot.judge.evidence import TimeEvidence
+from surefoot.judge.incident import Incident, IncidentStep
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, StepMetrics, Verdict
+from surefoot.records import (
+    Action,
+    Cause,
+    Decision,
+    Diagnosis,
+    Event,
+    Finding,
+    FindingKind,
+    Severity,
+    StepMetrics,
+    Verdict,
+)
 
 Make = Callable[[Source], list[StepMetrics]]
 
@@ -253,3 +267,34 @@ def test_rewind_does_not_change_the_scale_of_the_loss() -> None:
 def test_uninterrupted_incident_is_not_periodic() -> None:
     events = events_of(lambda s: [s.nan(loss=2.0) for _ in range(30)], policy=Policy(observe=True))
     assert "periodic_spikes" not in {f.detector for f in of(Finding, events)}
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_a_slow_machine_is_no_reason_to_change_the_training(data: bool) -> None:
+    row = StepMetrics(step=5000, attempt=5000, time=0.0, loss=1.0, norm=1.0, lr=1e-3)
+    slow = Finding(
+        step=5000,
+        attempt=5000,
+        detector=FindingKind.SLOW_STEPS,
+        detail="steps take twice as long",
+        severity=Severity.REPORT_ONLY,
+        evidence=TimeEvidence(data=data, seconds=2.0, usual=1.0).as_dict(),
+    )
+    now = IncidentStep(
+        row=row,
+        z=0.0,
+        log_norm_ratio=0.0,
+        lr_ratio=1.0,
+        loss_factor=1.0,
+        front_layers_lead=0.0,
+        attention_lead=0.0,
+        silent_fraction=0.0,
+        input_novelty=0.0,
+    )
+    incident = Incident(onset=5000, start_loss=4.0, normal_loss=1.0, steps=[now], findings=[slow])
+    first = diagnose_incident(row, incident, has_good_state=True)[0]
+    assert (first.cause is Cause.DATA_STARVATION) is data
+    advice = " ".join(first.advice).lower()
+    assert "learning rate" not in advice
+    assert "initialisation" not in advice
+    assert "path" not in first.evidence, "the decision tree is about runs that failed"

@@ -76,6 +76,7 @@ def test_a_trial_is_reported_with_its_cause_and_what_was_done(narrator: EventNar
     narrator.on_event(Note(step=92, attempt=97, name="rewound", detail=detail, values=values))
     narrator.on_event(TrialEvent(result=TrialResult.CONTINUED, detail="2.3 in place of 10.7", **position))
     causes = [text for _, label, text in lines if label == "cause"]
+    lines[:] = [line for line in lines if line[1] != "to do"]
     assert causes[0] == "Wrong labels: The loss is up (60% sure)"
     assert causes[1].startswith("The optimizer's state is damaged")
     assert causes[1].endswith("by trial: 2.3 in place of 10.7 (95% sure)")
@@ -96,6 +97,30 @@ def test_an_unknown_cause_has_no_confidence(narrator: EventNarrator, lines: Line
 def test_observe_mode_reports_what_would_have_been_done(narrator: EventNarrator, lines: Lines) -> None:
     narrator.on_event(Decision(step=5, attempt=5, action=Action.REFUSE, reason="the loss is nan", applied=False))
     assert lines == [(5, "would", "refuse: the loss is nan")]
+
+
+def test_what_to_change_and_where_to_read_more_are_reported(narrator: EventNarrator, lines: Lines) -> None:
+    position: dict[str, Any] = {"step": 90, "attempt": 95}
+    advice = ("Check the labels by hand.", "Check the shift.")
+    narrator.on_event(Diagnosis(cause=Cause.LABELS, confidence=0.6, detail="Labels. up", advice=advice, **position))
+    narrator.on_event(Note(name="incident", values={"folder": "00000090-refuse"}, **position))
+    narrator.on_event(Note(name="incident", detail="no incident bundle was written: the disk is full", **position))
+    assert lines[1:] == [
+        (90, "to do", "Check the labels by hand."),
+        (90, "more", "incident bundle incidents/00000090-refuse"),
+    ]
+
+
+def test_a_trial_without_harm_is_not_reported_as_a_rewind(narrator: EventNarrator, lines: Lines) -> None:
+    position: dict[str, Any] = {"step": 90, "attempt": 95}
+    decision = Decision(action=Action.REWIND, reason="the loss is up", remedy="past the bad data", **position)
+    narrator.on_event(decision)
+    carried_out = decision.as_json() | {"action": "constrain", "overrides": {"max_lr": [0.003]}}
+    narrator.on_event(
+        TrialEvent(result=TrialResult.LEFT_ALONE, detail="no harm", values={"carried_out": carried_out}, **position)
+    )
+    assert lines[-1] == (90, "action", "did not rewind, because no harm; continued with lr capped at 0.003")
+    assert not any("rewound" in text for _, _, text in lines)
 
 
 def test_system_findings_can_be_left_out(lines: Lines) -> None:

@@ -11,6 +11,7 @@ from surefoot import __version__
 from surefoot.cli.bench import bench
 from surefoot.cli.checkpoint_commands import checkpoints_app
 from surefoot.cli.needs import ENGINE, needs_torch
+from surefoot.cli.report_command import add_report_command
 
 app = typer.Typer(
     name="surefoot",
@@ -378,6 +379,7 @@ def recipes(
     raise typer.Exit(show(name, RecipesOptions(as_json=as_json, to=to, keys=keys)))
 
 
+add_report_command(app)
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(bench, name="bench")
 

@@ -50,12 +50,12 @@ def show(paths: Sequence[str], options: DiagnoseOptions) -> int:
     return with_exit_code(lambda: _show(paths, options))
 
 
-def with_exit_code(work: Callable[[], int]) -> int:
+def with_exit_code(work: Callable[[], int], command: str = "diagnose") -> int:
     """Turn every error into an exit code and one message, never a traceback."""
     try:
         return work()
     except (UnreadableInput, OutputRefused) as error:
-        print_error(str(error))
+        print_error(str(error), command)
     except BrokenPipeError:
         # The reader of the pipe left, as after `| head`; Python would fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -63,17 +63,21 @@ def with_exit_code(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except MemoryError:
-        print_error("not enough memory to read this. Pass a part of it: tail -n 100000 LOG | surefoot diagnose -")
+        print_error(
+            "not enough memory to read this. Pass a part of it: tail -n 100000 LOG | surefoot diagnose -", command
+        )
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown line"
         details = f"{type(error).__name__}: {error}"[:300]
-        print_error(f"a bug in surefoot, not in your log ({details}, in {where}). Please report it with the log")
+        print_error(
+            f"a bug in surefoot, not in your log ({details}, in {where}). Please report it with the log", command
+        )
     return UNUSABLE
 
 
-def print_error(message: str) -> None:
-    print(_printable(f"surefoot diagnose: {message}", sys.stderr.encoding), file=sys.stderr)
+def print_error(message: str, command: str = "diagnose") -> None:
+    print(_printable(f"surefoot {command}: {message}", sys.stderr.encoding), file=sys.stderr)
 
 
 def print_notice(message: str) -> None:

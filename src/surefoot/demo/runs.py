@@ -77,7 +77,7 @@ class DemoReporter(Reporter):
         super().__init__(console, Sinks({}), parts.total)
         self._parts, self._faults, self._result, self._emit = parts, faults, result, emit
         # Without findings about the machine: a laptop may be slow for other reasons.
-        self._narrator = EventNarrator(emit, count_by="attempt", include_system=False)
+        self._narrator = EventNarrator(emit, count_by="attempt", include_system=False, include_advice=False)
         result.actions = self._narrator.actions
 
     def subscribe(self, guard: Guard) -> None:

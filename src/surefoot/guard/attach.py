@@ -60,6 +60,7 @@ from surefoot.guard.early_checks import report_path
 from surefoot.guard.guard import Guard, OffGuard
 from surefoot.guard.hooks import GUARDED
 from surefoot.judge.policy import Policy
+from surefoot.story.verbosity import read_verbosity
 
 __all__ = ["Guard", "OffGuard", "attach"]
 
@@ -84,6 +85,7 @@ def attach(
     preflight: bool = False,
     alarms: Any = None,
     sinks: Any = None,
+    verbosity: str = "normal",
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -115,6 +117,9 @@ def attach(
             those in SUREFOOT_ALARMS; False for nobody.
         sinks: Where numbers and events go besides the journal: "tensorboard", "wandb", "mlflow", "trackio", an object
             of your own with scalars, text and close, {"to": one of these, "every": 10, "layers": True}, or a list.
+        verbosity: What the logger "surefoot" gets about incidents: "normal" logs each once, as a short block; "quiet"
+            only a stop and what did not help; "verbose" also every decision. SUREFOOT_VERBOSITY in the environment
+            comes before it.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -153,5 +158,6 @@ def attach(
             preflight=preflight,
             alarms=validate.check_alarms(alarms),
             sinks=validate.check_sinks(sinks),
+            verbosity=read_verbosity(verbosity),
         )
     )

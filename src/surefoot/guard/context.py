@@ -15,6 +15,7 @@ from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
 from surefoot.judge.policy import Policy
 from surefoot.sinks.sink_choice import SinkChoice
+from surefoot.story.verbosity import Verbosity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,3 +47,5 @@ class GuardContext:
     """Who hears of what happens to the run; the first rank sends."""
     sinks: tuple[SinkChoice, ...] = ()
     """Where else numbers and events go; from the first rank."""
+    verbosity: Verbosity = Verbosity.NORMAL
+    """What is logged about incidents."""

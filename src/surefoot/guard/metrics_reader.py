@@ -34,6 +34,8 @@ from surefoot.records import (
     StepMetrics,
     Verdict,
 )
+from surefoot.story.incident_log import IncidentLog
+from surefoot.story.verbosity import Verbosity
 
 log = logging.getLogger("surefoot")
 _GOOD_NEWS = ("saved", "resumed", "proved", "exact_if")
@@ -52,6 +54,7 @@ class MetricsReader:
         timer: StepTimer,
         order: IterationOrder | None = None,
         steps_of: int | None = None,
+        verbosity: Verbosity = Verbosity.NORMAL,
     ) -> None:
         self.journal = journal
         self.judge = judge
@@ -78,6 +81,10 @@ class MetricsReader:
         self.save_running = False
         """Whether any rank was writing a checkpoint at the last attempt read."""
         self._observes = policy.observe
+        self._verbosity = verbosity
+        self._incident_log = IncidentLog(str(journal.run_dir), verbosity)
+        if journal.rank == 0:
+            journal.listeners.append(self._incident_log.on_event)
         self._timer = timer
         self._steps_of = steps_of
         """The optimizer whose applied updates are the steps; None where a step is an iteration of the loop."""
@@ -119,6 +126,8 @@ class MetricsReader:
             self.snapshot_room = float(block.shared[SharedSlot.SNAPSHOT_ROOM])
         events = self.judge.update(row, layers if synced else None) if judge else []
         if not events:
+            if self._incident_log.waiting:
+                self._incident_log.row_read(row)
             return []
         if self.journal.rank == 0:  # all ranks judge alike, one records it
             hold = self.trials_follow and _is_tried_next(events, self.judge)
@@ -128,6 +137,7 @@ class MetricsReader:
                 else:
                     self._write(event)
                 self._log_event(event, row, block)
+            self._incident_log.row_read(row)
         return [e for e in events if isinstance(e, Decision) and e.applied]
 
     def drain(self, pipeline: StepPipeline, *, judge: bool = True) -> list[Decision]:
@@ -233,11 +243,14 @@ class MetricsReader:
 
     def _log_event(self, event: Event, row: StepMetrics, block: HostBlock) -> None:
         if isinstance(event, Outcome):
-            log.info("surefoot: step %d: %s: %s", event.step, event.action, event.detail)
+            level = self._verbosity.level_of_detail(logging.INFO)
+            values = event.step, event.action, event.detail
+            log.log(level, "surefoot: step %d: %s: %s", *values, extra={EVENT_MARK: True})
         elif isinstance(event, Decision) and event.action is Action.REFUSE:
             result = "refused" if event.applied else "would have been refused"
             values = row.step, row.attempt, result, event.reason
-            log.warning("surefoot: update %d (attempt %d) %s: %s", *values, extra={EVENT_MARK: True})
+            level = self._verbosity.level_of_detail(logging.WARNING)
+            log.log(level, "surefoot: update %d (attempt %d) %s: %s", *values, extra={EVENT_MARK: True})
             worst = worst_tensors(self.judge.names, block.stats, row)
             if worst or not row.nonfinite_buffers > 0:
                 self.note("tensors", "tensors with the most unusual gradients", row=row, values={"tensors": worst})
@@ -245,7 +258,8 @@ class MetricsReader:
                 bad = bad_buffers(self.judge.buffers, block.buffer_nonfinite)
                 self.note("buffers", "buffers that the batch made non-finite", row=row, values={"buffers": bad})
         elif isinstance(event, Decision) and not event.applied:
-            log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.remedy)
+            level = self._verbosity.level_of_detail(logging.INFO)
+            log.log(level, "surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.remedy)
 
     def note(
         self,

@@ -163,7 +163,8 @@ class OriginControl:
     def _report(self, row: StepMetrics, origin: Origin) -> None:
         for event in self._judge.located(row, origin.module, origin.module_type, origin=origin):
             self._reader.journal.event(replace(event, rank=self._reader.journal.rank))
-        log.warning("surefoot: step %d: %s", row.step, origin, extra={EVENT_MARK: True})
+        level = self._context.verbosity.level_of_detail(logging.WARNING)
+        log.log(level, "surefoot: step %d: %s", row.step, origin, extra={EVENT_MARK: True})
 
 
 def origins_without_trials(

@@ -307,6 +307,7 @@ class Recovery:
     def _log_decision(self, level: int, decision: Decision, result: str) -> None:
         if self._reader.journal.rank == 0 and decision.action is not Action.REFUSE:
             values = decision.step, decision.reason, result or decision.action
+            level = self._context.verbosity.level_of_detail(level)
             log.log(level, "surefoot: step %d: %s; %s", *values, extra={EVENT_MARK: True})
 
     # -- ActionContext
@@ -341,13 +342,14 @@ class Recovery:
             self.shadow.reset()
         self.pipeline.reset_after_rewind()
         self.snapshots.last_attempt = self.pipeline.attempt
+        lost = max(0, self._reader.step - state.step)
         self._reader.rewound(state.attempt, state.step)
         if self.on_rewind is not None:
             self.on_rewind(state.attempt)
         self._reader.note(
             "rewound",
             detail,
-            values={"step": state.step, "attempt": state.attempt, **values},
+            values={"step": state.step, "attempt": state.attempt, "lost": lost, **values},
             attempt=attempt,
         )
         self.snapshots.report_messages()

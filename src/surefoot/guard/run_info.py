@@ -46,7 +46,13 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
     _open_sinks(context, journal)
     start_alarms(context.alarms, journal)
     reader = MetricsReader(
-        journal, judge, policy=context.policy, timer=timer, order=pipeline.order, steps_of=context.steps_of
+        journal,
+        judge,
+        policy=context.policy,
+        timer=timer,
+        order=pipeline.order,
+        steps_of=context.steps_of,
+        verbosity=context.verbosity,
     )
     journal.layout(layout.names, layout.numels)
     if pipeline.system_missing and journal.rank == 0:

@@ -360,7 +360,8 @@ class TrialControl:
         if event is not None:
             self._reader.record(replace(event, values={**event.values, **outcome}))
             if event.rank == 0:
-                log.info("surefoot: step %d: trial: %s", event.step, event.detail, extra={EVENT_MARK: True})
+                level = self._context.verbosity.level_of_detail(logging.INFO)
+                log.log(level, "surefoot: step %d: trial: %s", event.step, event.detail, extra={EVENT_MARK: True})
 
 
 FLOAT32_CAUSES = (Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW)

@@ -150,6 +150,29 @@ class WriterLock:
         )
 
 
+SEEN_RECENTLY = 60.0
+"""Seconds since a lock was last rewritten within which its owner on another host counts as alive."""
+
+
+def writer_is_alive(run_dir: Path) -> bool:
+    """Whether a process is writing to this run directory, for readers that do not wait to see the lock change.
+
+    On another host it shows only in how old the lock is, by the clock of the file system.
+    """
+    path = run_dir / "writer.lock"
+    owner = _owner(_read(path))
+    if not owner:
+        return False
+    if all(owner.get(key) == value for key, value in pid_scope().items()):
+        alive = is_running(owner.get("pid"), owner.get("start"))
+        if alive is not None:
+            return alive
+    try:
+        return time.time() - path.stat().st_mtime < SEEN_RECENTLY
+    except OSError:
+        return False
+
+
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()

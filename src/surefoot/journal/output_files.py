@@ -20,6 +20,7 @@ _SIGNATURES = (
     (b"%PDF-", b"/Creator (surefoot)"),
     (b"\xff\xd8\xff", b"\xff\xfe\x00\x0asurefoot"),
     (b"RIFF", b"XMP \x08\x00\x00\x00surefoot"),
+    (b"<!-- surefoot report -->", b""),
     (b'{\n "made_by": "surefoot', b""),
     (b"# Chaos\n\nWritten by `surefoot ", b""),
     (b"# The zoo\n\nWritten by `surefoot ", b""),

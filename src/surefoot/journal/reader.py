@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.segments import list_segments
 from surefoot.journal.strict_json import loads_object
 from surefoot.records import SCHEMA
+
+if TYPE_CHECKING:
+    from surefoot.story.run_story import RunStory
 
 _EVENTS = re.compile(r"events(?:-rank(\d+))?\.jsonl")
 _ATTEMPTS = 10
@@ -48,6 +51,14 @@ class Run:
     def incidents(self) -> list[IncidentBundle]:
         """The incident bundles, in order of steps; each with `path`, `step`, `kind` and `info`."""
         return list(read_incidents(self.path, self.notes))
+
+    @functools.cached_property
+    def story(self) -> RunStory:
+        """What happened, as data: the verdict, and each incident with its cause, what was done, and whether it helped;
+        the console, `surefoot diagnose` and `surefoot report` say the same."""
+        from surefoot.story.read_story import tell_run
+
+        return tell_run(self)
 
     def __repr__(self) -> str:
         parts = [f"{self.scalars.rows} rows"]

@@ -10,7 +10,10 @@ from surefoot.judge.cause_catalog import CAUSES, MACHINE_CAUSES
 from surefoot.judge.decision_tree import Facts, walk
 from surefoot.judge.incident import Incident, evidence_of
 from surefoot.judge.rank_causes import TRIAL_CONFIDENCE, rank_causes
-from surefoot.records import Cause, Decision, Diagnosis, Finding, Pattern, StepMetrics, Verdict
+from surefoot.records import Cause, Decision, Diagnosis, Finding, FindingKind, Pattern, Severity, StepMetrics, Verdict
+
+MACHINE_DETECTORS = frozenset({FindingKind.SLOW_STEPS, FindingKind.IDLE_DEVICE, FindingKind.MEMORY_GROWTH})
+"""Detectors that look at the machine and not at the training."""
 
 
 def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: bool) -> list[Diagnosis]:
@@ -26,8 +29,11 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
         )
     )
     causes = rank_causes(incident)[:3]
-    about_machine = causes[0][0] in MACHINE_CAUSES
-    evidence = evidence_of(incident) | ({} if about_machine else {"path": path.as_text()})
+    evidence = evidence_of(incident)
+    reported_only = all(f.severity is Severity.REPORT_ONLY for f in incident.findings)
+    about_run = causes[0][0] not in MACHINE_CAUSES and not reported_only  # the tree is about runs that failed
+    if about_run:
+        evidence |= {"path": path.as_text()}
     return [
         Diagnosis(
             step=row.step,
@@ -36,7 +42,7 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
             cause=cause,
             confidence=confidence,
             evidence=evidence if place == 0 else {},
-            advice=CAUSES[cause].remedies if place or about_machine else (*CAUSES[cause].remedies, *path.advice),
+            advice=(*CAUSES[cause].remedies, *(path.advice if about_run and not place else ())),
             detail=f"{CAUSES[cause].sentence} {reason}",
         )
         for place, (cause, confidence, reason) in enumerate(causes)

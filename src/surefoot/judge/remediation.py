@@ -300,11 +300,11 @@ class Remediation:
         loss = recent[-1] if recent else row.loss
         result = "it helped" if helped else "it did not help"
         what = "loss" if self._signals.judges_loss else "progress"
-        comparison = f": the {what} is {loss:.4g} and was {before:.4g} before the incident"
-        detail = result if math.isnan(loss) and math.isnan(before) else f"{result}{comparison}"
+        earlier = f" and was {before:.4g} before the incident" if math.isfinite(before) else ""
+        comparison = f": the {what} is {loss:.4g}{earlier}" if math.isfinite(loss) else ""
         values: dict[str, Any] = {"loss": loss, "before": before, "updates": self._updates_since}
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
-        return Outcome(**where, action=action, helped=helped, detail=detail, values=values)
+        return Outcome(**where, action=action, helped=helped, detail=f"{result}{comparison}", values=values)
 
     def decision(self, row: StepMetrics, action: Action, reason: str, **fields: Any) -> Decision:
         """A decision at this row; not applied where the policy only observes."""

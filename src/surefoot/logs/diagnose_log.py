@@ -20,10 +20,11 @@ from surefoot.logs.symptoms.crash import Crash, find_crash
 from surefoot.logs.symptoms.divergence import find_divergence
 from surefoot.logs.symptoms.extract_curves import extract_curves
 from surefoot.logs.symptoms.gan import find_gan_imbalance
-from surefoot.logs.symptoms.live_judge import replay_live_judge, with_recorded_diagnoses
+from surefoot.logs.symptoms.live_judge import replay_live_judge
 from surefoot.logs.symptoms.no_learning import find_plateau, find_zero_loss
 from surefoot.logs.symptoms.nonfinite import find_nonfinite
 from surefoot.logs.symptoms.overfit import find_overfit
+from surefoot.logs.symptoms.run_answer import with_story
 from surefoot.logs.symptoms.spikes import find_spike
 from surefoot.logs.symptoms.symptom import DEFAULT_THRESHOLDS, RunView, Symptom, SymptomThresholds, format_number
 from surefoot.logs.symptoms.training_settings import (
@@ -165,10 +166,12 @@ def _diagnose_curves(
         notes += [f"also: {symptom.sentence}" for symptom in troubles[1:]]
     if diagnosis.verdict is RunHealth.FAILED:
         notes.append(_decision_path(view, diagnosis))
-    causes = diagnosis.causes if table.diagnoses else _with_live_judge(diagnosis, curves)
-    diagnosis = with_recorded_diagnoses(
-        replace(diagnosis, notes=tuple(notes), curves=curves, causes=causes), table.diagnoses
-    )
+    story = table.story
+    told = story is not None and any(incident.causes for incident in story.incidents)
+    causes = diagnosis.causes if told else _with_live_judge(diagnosis, curves)
+    diagnosis = replace(diagnosis, notes=tuple(notes), curves=curves, causes=causes)
+    if story is not None:
+        diagnosis = with_story(diagnosis, story)
     crash = _find_crash(table)
     return _with_crash(crash, diagnosis, table) if crash is not None else diagnosis
 

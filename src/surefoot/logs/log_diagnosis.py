@@ -13,6 +13,7 @@ from surefoot.records import Cause, Pattern
 
 if TYPE_CHECKING:
     from surefoot.logs.run_curves import RunCurves
+    from surefoot.story.run_story import RunStory
 
 
 class UnreadableInput(ValueError):
@@ -57,6 +58,8 @@ class LogDiagnosis:
     notes: tuple[str, ...] = ()
     curves: RunCurves | None = None
     """The curves it is based on, for plots; not part of the JSON."""
+    story: RunStory | None = None
+    """What the run itself tells, if it is a surefoot run: every incident, and what was done."""
 
     @property
     def is_trouble(self) -> bool:
@@ -90,7 +93,7 @@ class LogDiagnosis:
             ],
             "source": plain(dict(self.source)),
             "notes": list(self.notes),
-        }
+        } | ({} if self.story is None else {"story": plain(self.story.as_json())})
 
 
 PathLike = str | os.PathLike[str]

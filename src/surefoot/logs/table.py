@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.records import Action, Cause
+from surefoot.story.run_story import RunStory
 
 MAX_VALUES_PER_COLUMN = 1 << 21
 """Longer columns are thinned, keeping their peaks, so that memory stays bounded."""
@@ -38,24 +38,6 @@ class LogColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunDiagnosis:
-    """A cause that surefoot itself diagnosed during the run."""
-
-    step: int
-    attempt: int
-    cause: Cause
-    """UNKNOWN too if this version does not know the cause."""
-    confidence: float
-    evidence: tuple[str, ...]
-    """The reason first, then the findings."""
-    advice: tuple[str, ...]
-    decided: bool = False
-    """It led to more than a veto, or would have if the policy did not only observe."""
-    applied: Action | None = None
-    """The action taken."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogTable:
     """One log, read."""
 
@@ -72,8 +54,8 @@ class LogTable:
     """The last text of a console log, which may contain the exception."""
     settings: Mapping[str, float | str] = field(default_factory=dict)
     """Settings found in the log, by their names there: max_steps, fp16, num_train_epochs, ..."""
-    diagnoses: tuple[RunDiagnosis, ...] = ()
-    """Diagnoses recorded by the run, in the order of attempts, the most confident first within an attempt."""
+    story: RunStory | None = None
+    """What the run itself tells, if it is a surefoot run."""
 
 
 class TableBuilder:

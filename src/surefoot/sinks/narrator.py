@@ -5,31 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from surefoot.journal.incident_folders import INCIDENTS_DIR
+from surefoot.judge.diagnosis import MACHINE_DETECTORS
 from surefoot.records import Action, Cause, Event, FindingKind
+from surefoot.story.action_sentences import (
+    decision_sentence,
+    refusal_outcome,
+    refusal_sentence,
+    rewound_sentence,
+    trial_constrained_sentence,
+)
+from surefoot.story.row_facts import APPLIED_TO_CONFIRM
 
 Emit = Callable[[int, str, str, str | None], None]
-"""Receives one line: step, label (finding, cause, action, trial, outcome, would, failed), text, style."""
-SYSTEM_DETECTORS = frozenset[str]({FindingKind.SLOW_STEPS, FindingKind.IDLE_DEVICE, FindingKind.MEMORY_GROWTH})
-"""Detectors that look at the machine and not at the training."""
+"""Receives one line: step, label (finding, cause, to do, action, trial, outcome, would, failed, more), text,
+style."""
 REFUSALS = (FindingKind.NONFINITE, FindingKind.NORM_OUTLIER)
 """What is found in updates that were refused."""
-APPLIED_TO_CONFIRM = 5
-"""Attempts to wait after the last refusal before reporting that refusing helped."""
 
 
 class EventNarrator:
     """Formats events as they arrive, and looks at later rows to report whether a refusal helped.
 
     `count_by` selects the number that lines carry: `step` (applied updates), or `attempt`, which counts like a loop
-    that knows of no refusals. `include_system=False` leaves out findings about a slow or full machine.
+    that knows of no refusals. `include_system=False` leaves out findings about a slow or full machine, and
+    `include_advice=False` what to change and where to read more.
     """
 
-    def __init__(self, emit: Emit, *, count_by: str = "step", include_system: bool = True) -> None:
+    def __init__(
+        self, emit: Emit, *, count_by: str = "step", include_system: bool = True, include_advice: bool = True
+    ) -> None:
         self.actions: dict[int, str] = {}
         """Short text of each action, by the step it was reported at."""
         self._emit = emit
         self._count_by = count_by
-        self._ignored = frozenset[str]() if include_system else SYSTEM_DETECTORS
+        self._ignored = frozenset[str]() if include_system else frozenset[str](MACHINE_DETECTORS)
+        self._include_advice = include_advice
         self._emitted: set[str] = set()
         """Lines emitted since the incident began; none is repeated."""
         self._diagnosed_attempt = -1
@@ -57,10 +68,8 @@ class EventNarrator:
         """Sum up consecutive refusals once `APPLIED_TO_CONFIRM` attempts have followed."""
         if not self._refused or attempt < self._refused[-1] + APPLIED_TO_CONFIRM:
             return
-        count = len(self._refused)
-        summary = f"{count} consecutive updates were refused" if count > 1 else "the refusal helped"
         number = step if self._count_by == "step" else attempt
-        self._emit(number, "outcome", f"{summary}: updates are applied again, the loss is {loss:.4g}", "green")
+        self._emit(number, "outcome", refusal_outcome(len(self._refused), loss), "green")
         self._refused = []
         self._emitted.clear()
 
@@ -85,6 +94,8 @@ class EventNarrator:
             text = event["detail"].replace(". ", ": ", 1)
             confidence = "" if event["cause"] == Cause.UNKNOWN else f" ({event['confidence']:.0%} sure)"
             self._emit_once(event, "cause", f"{text}{confidence}", "cyan")
+            if self._include_advice and event.get("advice"):
+                self._emit_once(event, "to do", event["advice"][0], "cyan")
         self._diagnosed_attempt = event["attempt"]
 
     def _decision(self, event: Mapping[str, Any]) -> None:
@@ -96,12 +107,12 @@ class EventNarrator:
             self._refused = [*self._refused, event["attempt"]] if consecutive else [event["attempt"]]
             if not consecutive:
                 self.actions[number] = "update refused"
-                text = f"refused the update: weights and optimizer state are unchanged{self._because(event)}"
+                text = f"{refusal_sentence(1)}{self._because(event)}"
                 self._emit(number, "action", text, "bold")
         elif action == Action.REWIND:
             self._rewind = event
         elif action != Action.STOP:  # the caller of the loop reports a stop
-            self._emit(number, "action", event["reason"], "bold")
+            self._emit(number, "action", f"{decision_sentence(event)}{self._because(event)}", "bold")
 
     def _because(self, decision: Mapping[str, Any]) -> str:
         """The decision's reason, without the parts that were just emitted."""
@@ -115,17 +126,23 @@ class EventNarrator:
             if self._count_by == "step":  # the note carries the step after the rewind
                 number = self._rewind.get("step", number)
             if "kept" in event["values"]:  # a trial has shown how to go on without losing updates
-                self.actions[number], text = f"retrained {event['values']['kept']} updates", event["detail"]
+                self.actions[number] = f"retrained {event['values']['kept']} updates"
             else:
                 self.actions[number] = f"rewound to step {target}"
-                text = f"rewound to step {target}, {self._rewind.get('remedy', 'to be safe')}"
+            text = rewound_sentence(self._rewind, {**event, "values": {**event["values"], "step": target}})
             self._emit(number, "action", f"{text}{self._because(self._rewind)}", "bold")
+        elif event["name"] == "incident" and self._include_advice and event["values"].get("folder"):
+            self._emit(number, "more", f"incident bundle {INCIDENTS_DIR}/{event['values']['folder']}", "dim")
         elif event["name"] in ("failed", "degraded"):
             self._emit(number, "failed", event["detail"], "red")
 
     def _trial(self, event: Mapping[str, Any]) -> None:
         if event["detail"]:
             self._emit_once(event, "trial", event["detail"], "cyan")
+        carried_out = event.get("values", {}).get("carried_out")
+        pending = self._rewind.get("attempt") == event["attempt"]
+        if pending and carried_out is not None and carried_out["action"] == Action.CONSTRAIN:
+            self._emit(event[self._count_by], "action", trial_constrained_sentence(event, carried_out), "bold")
 
     def _outcome(self, event: Mapping[str, Any]) -> None:
         self._emit(event[self._count_by], "outcome", event["detail"], "green" if event["helped"] else "red")

@@ -110,8 +110,10 @@ def check_not_in_use(run_dir: Path) -> None:
 def _samples(recipe: Mapping[str, Any]) -> int | None:
     """Samples per update and rank of a recorded recipe."""
     batch = recipe.get("batch")
-    values = [batch.get("size"), batch.get("accumulate")] if isinstance(batch, Mapping) else []
-    return values[0] * values[1] if values and all(type(value) is int for value in values) else None
+    if not isinstance(batch, Mapping):
+        return None
+    size, accumulate = batch.get("size"), batch.get("accumulate")
+    return size * accumulate if isinstance(size, int) and isinstance(accumulate, int) else None
 
 
 def _recorded_recipe(run_dir: Path) -> dict[str, object] | None:

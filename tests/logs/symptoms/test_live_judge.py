@@ -72,7 +72,7 @@ def test_run_with_an_intervention_is_a_warning(tmp_path: Path) -> None:
     rewind = Decision(step=152, attempt=152, action=Action.REWIND, cause=Cause.LABELS, reason="the loss has risen")
     diagnosis = diagnose_run(tmp_path / "run", FALL, LEVEL, LABELS, rewind)
     assert diagnosis.verdict is RunHealth.WARNING
-    assert diagnosis.sentence.startswith("surefoot intervened at step 152 (rewind)")
+    assert diagnosis.sentence.startswith("Step 152: wrong labels (62% sure); surefoot decided to go back")
     assert diagnosis.onset_step == 152
     assert diagnosis.causes[0].cause is Cause.LABELS
 

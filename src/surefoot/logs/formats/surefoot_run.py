@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +13,8 @@ from surefoot.journal import reader
 from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.strict_json import loads_object
 from surefoot.logs.log_diagnosis import UnreadableInput
-from surefoot.logs.table import LogTable, RunDiagnosis, TableBuilder
-from surefoot.records import Action, Cause, FindingKind, Verdict
-
-Name = TypeVar("Name", bound=StrEnum)
+from surefoot.logs.table import LogTable, TableBuilder
+from surefoot.records import FindingKind, Verdict
 
 FORMAT = "run"
 _COLUMN_NAMES = {"norm": "grad_norm"}
@@ -25,10 +22,6 @@ _SKIPPED_COLUMNS = frozenset(
     {"verdict", "optimizer", "bad_microbatch", "num_microbatches", "rank", "loss_d1", "loss_d2"}
 )
 _MAX_EVENT_NOTES = 12
-_INTERVENTIONS = ("constrain", "rewind", "stop")
-"""Decisions that change the run beyond vetoing an update."""
-_RECENT_ATTEMPTS = 20
-"""A finding belongs to a diagnosis within this many attempts."""
 _NOTED_KINDS = ("diagnosis", "decision", "incident")
 
 
@@ -74,61 +67,7 @@ def read_run_dir(path: str | os.PathLike[str]) -> LogTable:
             builder.settings[name] = value
         elif isinstance(value, int | float):
             builder.settings[name] = float(value)
-    return replace(builder.build(FORMAT, str(path)), diagnoses=_diagnoses(run.events))
-
-
-def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
-    """The diagnoses of a run, each cause once per attempt, with its findings and decision."""
-    findings = [event for event in events if event.get("kind") == "finding"]
-    decisions = {
-        event.get("attempt"): event
-        for event in events
-        if event.get("kind") == "decision" and event.get("action") in _INTERVENTIONS
-    }
-    by_cause: dict[tuple[int, str], RunDiagnosis] = {}
-    for event in events:
-        step, attempt = event.get("step"), event.get("attempt")
-        if event.get("kind") != "diagnosis" or not isinstance(step, int) or not isinstance(attempt, int):
-            continue
-        decision = decisions.get(attempt, {})
-        confidence, advice = event.get("confidence"), event.get("advice")
-        cause = _member(Cause, event.get("cause")) or Cause.UNKNOWN
-        diagnosis = RunDiagnosis(
-            step=step,
-            attempt=attempt,
-            cause=cause,
-            confidence=float(confidence) if isinstance(confidence, int | float) else 0.0,
-            evidence=(*_reason(event), *_finding_evidence(event, attempt, findings)),
-            advice=tuple(map(str, advice)) if isinstance(advice, list) else (),
-            decided=bool(decision),
-            applied=_member(Action, decision.get("action")) if decision and decision.get("applied", True) else None,
-        )
-        by_cause.setdefault((attempt, cause), diagnosis)
-    return tuple(sorted(by_cause.values(), key=lambda diagnosis: (diagnosis.attempt, -diagnosis.confidence)))
-
-
-def _member(names: type[Name], value: object) -> Name | None:
-    """The member with this value; None if this version has none."""
-    return next((member for member in names if member == value), None)
-
-
-def _reason(event: dict[str, Any]) -> list[str]:
-    """Why the cause was diagnosed; the detail starts with the cause in words, which is shown anyway."""
-    detail = str(event.get("detail") or "")
-    return [detail.partition(". ")[2] or detail] if detail else []
-
-
-def _finding_evidence(event: dict[str, Any], attempt: int, findings: list[dict[str, Any]]) -> list[str]:
-    """The last details of the detectors on which the diagnosis is based."""
-    evidence = event.get("evidence")
-    names = evidence.get("findings", ()) if isinstance(evidence, dict) else ()
-    last: dict[str, str] = {}
-    for finding in findings:
-        at, name, detail = finding.get("attempt"), finding.get("detector"), finding.get("detail")
-        if name in names and detail and isinstance(at, int) and attempt - _RECENT_ATTEMPTS < at <= attempt:
-            last[str(name)] = f"step {finding.get('step')}: {detail}"
-    reason = _reason(event)
-    return [words for words in last.values() if words.partition(": ")[2] not in reason]
+    return replace(builder.build(FORMAT, str(path)), story=run.story)
 
 
 def _add_rows(scalars: reader.Scalars, builder: TableBuilder) -> None:

@@ -50,7 +50,17 @@ svg .ink2 { fill: var(--three); } svg .ink3 { fill: var(--four); }
 .line0 { stroke: var(--one); } .line1 { stroke: var(--two); }
 .line2 { stroke: var(--three); } .line3 { stroke: var(--four); }
 .dot0 { fill: var(--one); } .dot1 { fill: var(--two); } .dot2 { fill: var(--three); } .dot3 { fill: var(--four); }
+.mark { stroke: var(--failed); opacity: .6; stroke-dasharray: 2 4; }
+.running { background: var(--unknown); } .killed { background: var(--warning); }
+.incident { border-left: 3px solid var(--rule); padding: 0 0 0 .9rem; margin: 1.2rem 0; break-inside: avoid; }
+.incident h3 { margin-top: 0; } .incident h4 { margin: .7rem 0 .1rem; font-size: .95rem; }
+.acted, .refused { border-color: var(--warning); } .stopped { border-color: var(--failed); }
+.tables { overflow-x: auto; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+tr.chosen td, tr.chosen th { font-weight: 700; color: var(--healthy); }
+td.yes { color: var(--healthy); font-weight: 600; } td.no { color: var(--failed); font-weight: 600; }
+td.dim { color: var(--faint); } details { margin: .6rem 0; } summary { cursor: pointer; }
 .bad { fill: var(--failed); opacity: .16; } .onset { stroke: var(--failed); stroke-width: 1.4; stroke-dasharray: 5 4; }
+@media print { body { font-size: 11pt; } main { max-width: none; padding: 0; } figure, table { break-inside: avoid; } }
 @media (max-width: 600px) { body { font-size: 16px; } svg text { font-size: 21px; } .line { stroke-width: 2.6; } }
 """
 
@@ -60,14 +70,16 @@ def write_page(diagnosis: LogDiagnosis, path: Path, *, inputs: Sequence[str] = (
     save_page(as_html(diagnosis), path, inputs=inputs, force=force)
 
 
-def save_page(html: str, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+def save_page(
+    html: str, path: Path, *, inputs: Sequence[str] = (), force: bool = False, option: str = "--html"
+) -> None:
     """Write atomically, and never over a file that surefoot did not write, unless forced."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with output_file(path, inputs=inputs, force=force) as draft:
             draft.write_text(html, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UnreadableInput(f"--html {path} cannot be written: {error.strerror or error}") from None
+        raise UnreadableInput(f"{option} {path} cannot be written: {error.strerror or error}") from None
 
 
 def as_html(diagnosis: LogDiagnosis) -> str:

@@ -14,6 +14,10 @@ from surefoot.logs.run_curves import Series
 
 WIDE, LEFT, RIGHT = 760, 88, 14
 TALL, LOW, BETWEEN, BELOW = 230, 90, 36, 34
+CROSS = "\N{MULTIPLICATION SIGN}"
+"""Marks a non-finite value."""
+MIN_SHADED, MAX_CROSSES = 6, 60
+"""Stretches of non-finite values narrower than this get a cross, unless they are many."""
 
 
 def draw_svg(
@@ -24,10 +28,11 @@ def draw_svg(
     onset_label: str = "began",
     unit: str = "step",
     style: str = "",
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """The panels above one another as one `<svg>` element; empty if there is nothing to draw.
 
-    `style` is embedded, for a picture that stands alone.
+    `style` is embedded, for a picture that stands alone. `marks` are further places on the step axis, with labels.
     """
     if not panels:
         return ""
@@ -36,6 +41,7 @@ def draw_svg(
     top = BETWEEN
     for number, panel in enumerate(panels):
         tall = TALL if number == 0 else LOW
+        parts += _marks(marks, across, top, tall, labelled=number == 0)
         parts += _panel(panel, across, top, tall, onset=onset, word=onset_label if number == 0 else "")
         top += tall + BETWEEN
     parts += _step_axis(across, top - BETWEEN, unit)
@@ -56,6 +62,20 @@ class _StepAxis:
         return LEFT + min(1.0, max(0.0, share)) * (WIDE - LEFT - RIGHT)
 
 
+def _marks(
+    marks: Sequence[tuple[float, str]], across: _StepAxis, top: int, tall: int, *, labelled: bool
+) -> Iterator[str]:
+    """A line at each mark; in the first panel with its label, a label on top of another one left out."""
+    free_from = 0.0
+    for step, label in sorted(marks):
+        x = across(step)
+        yield f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + tall}"/>'
+        if labelled and x >= free_from:
+            anchor = f'x="{x:.1f}" y="{top - 2}" text-anchor="middle"'
+            yield f'<text class="annotation" {anchor}>{escape(label)}</text>'
+            free_from = x + 9.0 * (1 + len(label))
+
+
 def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float | None, word: str) -> Iterator[str]:
     """One panel; the first has the labels."""
     bottom, right = top + tall, WIDE - RIGHT
@@ -70,6 +90,9 @@ def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float
         x = across(start)
         wide = max(across(end) - x, 1.5)
         yield f'<rect class="bad" x="{x:.1f}" y="{top}" width="{wide:.1f}" height="{tall}"/>'
+        if wide < MIN_SHADED and len(panel.nonfinite) <= MAX_CROSSES:  # too narrow to be seen
+            where = f'x="{x + wide / 2:.1f}" y="{top + 14}" text-anchor="middle"'
+            yield f'<text class="annotation" {where}>{CROSS}</text>'
     middle = panel.nonfinite_label_at((across.first, across.last)) if word else None
     if middle is not None:
         where = f'x="{across(middle):.1f}" y="{top + tall / 2:.0f}"'

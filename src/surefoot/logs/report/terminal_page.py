@@ -23,11 +23,15 @@ from surefoot.logs.report.wording import (
     source_parts,
 )
 from surefoot.logs.run_curves import RunCurves
+from surefoot.story.incident_block import action_lines
+from surefoot.story.incident_story import BranchRow
 
 MAX_CAUSES = 3
 MAX_EVIDENCE = 8
 """Lines of evidence for the first cause; each cause has its most informative line first."""
 MAX_ADVICE = 4
+MAX_ACTIONS = 5
+"""Actions of the main incident; of more, the last ones."""
 MAX_NOTES = 2
 DECISION_PATH_PREFIX = "decision path: "
 """Prefix of the note with the path through the decision tree, which only --json shows."""
@@ -69,6 +73,8 @@ def page(diagnosis: LogDiagnosis, *, width: int, fine: bool) -> Group:
     text = min(width, MAX_TEXT_WIDTH)
     if diagnosis.causes:
         parts += [Text(), Text("Why", style="bold"), *_causes(diagnosis.causes[:MAX_CAUSES], text)]
+    if done := _what_was_done(diagnosis):
+        parts += [Text(), Text("What surefoot did", style="bold"), *(_indented(Text(line), 2, text) for line in done)]
     if steps := ordered_advice(diagnosis.causes[:MAX_CAUSES], MAX_ADVICE):
         parts += [Text(), Text("What to do, in this order", style="bold"), _numbered(steps, text)]
     parts += [Text(), *_small_print(diagnosis, fine)]
@@ -110,6 +116,25 @@ def _causes(causes: tuple[RankedCause, ...], width: int) -> Iterator[RenderableT
                 )
         else:
             yield _indented(words.append(f": {lines[0]}" if lines else ""), 2, width)
+
+
+def _what_was_done(diagnosis: LogDiagnosis) -> list[str]:
+    """Of a surefoot run: what was done about its main incident, the branches of its trials, and where to read on."""
+    main = None if diagnosis.story is None else diagnosis.story.main
+    if main is None or not diagnosis.is_trouble:
+        return []
+    lines = action_lines(main)[-MAX_ACTIONS:]
+    for trial in main.trials:
+        lines += [f"trial: {row.text}: probe loss {row.probe_loss:.4g}{_chosen(row)}" for row in trial.branches]
+    if main.outcome:
+        lines.append(f"result: {main.outcome}")
+    if main.bundle:
+        lines.append(f"incident bundle: {main.bundle}")
+    return [clean(line[:1].upper() + line[1:]) for line in lines]
+
+
+def _chosen(row: BranchRow) -> str:
+    return " (chosen)" if row.chosen else ""
 
 
 def _indented(text: Text, left: int, width: int) -> RenderableType:

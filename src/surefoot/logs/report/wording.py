@@ -8,58 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from surefoot.logs.log_diagnosis import LogDiagnosis, RankedCause, RunHealth
-from surefoot.records import Cause, Pattern
-
-CAUSE_PHRASES: dict[Cause, str] = {
-    Cause.BAD_BATCH: "a bad batch of data",
-    Cause.INPUT_SCALE: "inputs of unusual scale",
-    Cause.LABELS: "wrong labels",
-    Cause.DRIFT: "data that changed during the run",
-    Cause.LEARNING_RATE: "learning rate too high",
-    Cause.SCHEDULE: "learning rate schedule",
-    Cause.MOMENTUM: "momentum too high",
-    Cause.ACCUMULATION: "gradient accumulation",
-    Cause.PRECISION_OVERFLOW: "numbers too large for the precision",
-    Cause.PRECISION_UNDERFLOW: "numbers too small for the precision",
-    Cause.OPTIMIZER_STATE: "damaged optimizer state",
-    Cause.WEIGHTS_DAMAGED: "damaged weights",
-    Cause.TRANSIENT: "a transient disturbance",
-    Cause.INITIALISATION: "initialisation or warmup",
-    Cause.EXPLODING_GRADIENT: "exploding gradients",
-    Cause.VANISHING_GRADIENT: "vanishing gradients",
-    Cause.DEAD_UNITS: "dead units",
-    Cause.LOGIT_GROWTH: "growing logits",
-    Cause.ATTENTION_MASK: "attention mask",
-    Cause.LOG_OF_ZERO: "logarithm of zero",
-    Cause.ZERO_VARIANCE: "division by a variance of zero",
-    Cause.PLATEAU: "a plateau",
-    Cause.NOT_UPDATING: "weights not updated",
-    Cause.OVERFITTING: "overfitting",
-    Cause.OSCILLATION: "oscillation that does not settle",
-    Cause.OUT_OF_MEMORY: "out of memory",
-    Cause.MEMORY_LEAK: "a memory leak",
-    Cause.DATA_STARVATION: "slow data loading",
-    Cause.LAUNCH_BOUND: "kernel launches",
-    Cause.SLOW_SAVING: "slow checkpoint writes",
-    Cause.SLOW_MACHINE: "a slow machine",
-    Cause.LEAK: "information that leaks",
-    Cause.LOSS_FUNCTION: "the loss function",
-    Cause.MODE: "modules in the wrong mode",
-    Cause.DATA_ORDER: "the order of the data",
-    Cause.REPEATED_DATA: "repeated data",
-    Cause.REGULARISATION: "regularisation",
-    Cause.OPTIMIZER_SETTINGS: "optimizer settings",
-    Cause.CLIPPING: "gradient clipping",
-    Cause.DETACHED: "a detached graph",
-    Cause.UNREGISTERED: "parameters the optimizer does not hold",
-    Cause.FROZEN: "frozen parameters",
-    Cause.PADDING: "padding",
-    Cause.SYMMETRY: "identical units",
-    Cause.COLLAPSE: "collapsed outputs",
-    Cause.WEIGHTS_OVERWRITTEN: "weights changed outside the optimizer",
-    Cause.RANK_FAULT: "a faulty rank or device",
-    Cause.UNKNOWN: "unknown cause",
-}
+from surefoot.records import Pattern
+from surefoot.story.cause_phrases import CAUSE_PHRASES
 
 PATTERN_PHRASES: dict[Pattern, str] = {
     Pattern.NONFINITE: "the loss turned NaN or Inf",

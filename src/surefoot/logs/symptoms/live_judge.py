@@ -2,89 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import numpy as np
 
-from surefoot.judge.cause_catalog import CAUSES
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.logs.log_diagnosis import LogDiagnosis, RankedCause, RunHealth
 from surefoot.logs.run_curves import Floats, RunCurves, Series
-from surefoot.logs.table import RunDiagnosis
-from surefoot.records import NAN, Action, Cause, Diagnosis, Pattern, StepMetrics, Verdict
-
-SUDDEN_PATTERNS = frozenset({Pattern.NONFINITE, Pattern.JUMP, Pattern.EXPONENTIAL, Pattern.OSCILLATING})
-SUDDEN_PATTERNS |= frozenset({Pattern.COLLAPSE_TO_ZERO, Pattern.RECOVERED_SPIKE})
-"""Patterns with an onset; for others only a diagnosis that led to a decision can be the cause."""
-MAX_STEPS_EARLIER = 20
-"""Steps by which a diagnosis may precede the onset found in the log, as a rewind shifts steps."""
-MAX_CAUSES = 4
-
-
-def with_recorded_diagnoses(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
-    """Put the causes diagnosed during the run first; a healthy run in which surefoot intervened becomes a warning."""
-    known = [recorded for recorded in diagnoses if recorded.cause is not Cause.UNKNOWN]
-    if diagnosis.verdict is RunHealth.HEALTHY and known:
-        applied = [recorded for recorded in known if recorded.applied]
-        return _intervened(diagnosis, applied) if applied else _note_passed_diagnosis(diagnosis, known)
-    if not diagnosis.is_trouble:
-        return diagnosis
-    chosen = [recorded for recorded in known if recorded.decided or diagnosis.pattern in SUDDEN_PATTERNS]
-    chosen = _diagnoses_at_onset(chosen, diagnosis.onset_step)
-    return replace(diagnosis, causes=_merge_causes(chosen, diagnosis.causes)) if chosen else diagnosis
-
-
-def _diagnoses_at_onset(diagnoses: Sequence[RunDiagnosis], onset: int | None) -> list[RunDiagnosis]:
-    """The diagnoses made together: where the run was stopped, else nearest to the onset."""
-    stopped = [recorded.attempt for recorded in diagnoses if recorded.applied is Action.STOP]
-    after = [recorded for recorded in diagnoses if onset is None or recorded.step >= onset - MAX_STEPS_EARLIER]
-    if not stopped and not after:
-        return []
-    attempt = stopped[-1] if stopped else min(after, key=lambda recorded: abs(recorded.step - (onset or 0))).attempt
-    return [recorded for recorded in diagnoses if recorded.attempt == attempt]
-
-
-def _note_passed_diagnosis(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
-    """No action was needed: the run stays healthy, and the sentence mentions the diagnosis."""
-    surest = max(diagnoses, key=lambda recorded: recorded.confidence)
-    words = f"; what it diagnosed on the way ({surest.cause} at step {surest.step:,}) passed."
-    return replace(diagnosis, sentence=diagnosis.sentence.removesuffix(", and nothing stands out.").rstrip(".") + words)
-
-
-def _intervened(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
-    first = diagnoses[0]
-    times = len({recorded.attempt for recorded in diagnoses})
-    more = f", and {times - 1} more {'time' if times == 2 else 'times'} later" if times > 1 else ""
-    return replace(
-        diagnosis,
-        verdict=RunHealth.WARNING,
-        sentence=f"surefoot intervened at step {first.step:,} ({first.applied}){more}; the run went on well after it.",
-        onset_step=first.step,
-        causes=_merge_causes(diagnoses, diagnosis.causes),
-        notes=(*diagnosis.notes, f"after that: {diagnosis.sentence}"),
-    )
-
-
-def _merge_causes(diagnoses: Sequence[RunDiagnosis], others: Sequence[RankedCause]) -> tuple[RankedCause, ...]:
-    """The recorded causes, each once, with the log's evidence; then the log's other causes with lower confidence."""
-    causes: dict[Cause, RankedCause] = {}
-    for recorded in diagnoses:
-        cause = recorded.cause
-        same = next((other for other in others if other.cause is cause), None)
-        more = same.evidence if same else others[0].evidence if others and not causes else ()
-        evidence = tuple(dict.fromkeys((*recorded.evidence, *more)))
-        advice = tuple(dict.fromkeys((*recorded.advice, *(same.advice if same else CAUSES[cause].remedies))))
-        causes.setdefault(
-            cause, RankedCause(cause=cause, confidence=recorded.confidence, evidence=evidence, advice=advice)
-        )
-    least = min(recorded.confidence for recorded in causes.values())
-    added = [
-        replace(other, confidence=min(0.5 * other.confidence, least)) for other in others if other.cause not in causes
-    ]
-    return (*causes.values(), *added)[:MAX_CAUSES]
-
+from surefoot.records import NAN, Cause, Diagnosis, StepMetrics, Verdict
 
 UPDATES_BEFORE = 1000
 """Updates before the onset replayed as baseline."""

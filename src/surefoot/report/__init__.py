@@ -1,0 +1,1 @@
+"""`surefoot report`: what happened in a run, as one page to keep or as Markdown for a pull request; needs no torch."""
