@@ -150,6 +150,18 @@ class WriterLock:
         )
 
 
+def read_owner(run_dir: Path) -> dict[str, Any]:
+    """What the lock of a run directory says of its writer; empty if there is no lock."""
+    return _owner(_read(run_dir / "writer.lock"))
+
+
+def owner_is_running(owner: dict[str, Any]) -> bool | None:
+    """Whether the writer runs, if it is on this host; None where only its heartbeat, the field `beats`, can tell."""
+    if all(owner.get(key) == value for key, value in pid_scope().items()):
+        return is_running(owner.get("pid"), owner.get("start"))
+    return None
+
+
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
