@@ -31,6 +31,8 @@ from surefoot.journal.segments import list_segments
 
 _CHUNK = 16_384
 _MAX_PIECES = 64
+_ROWS_PER_ENTRY = 16
+"""Up to so many rows for each entry asked for, rows are read and not buckets."""
 _Levels = list[list[np.ndarray]]
 """The buckets of each level, in pieces."""
 
@@ -94,6 +96,14 @@ class PyramidReader:
             level += 1
         entries = self._entries(level, first, last, columns)
         return merge_entries(entries, entries["first"] // max(width, 1)) if len(entries) > max_buckets else entries
+
+    def curve(self, columns: Sequence[int] | None, first: int, last: int, max_entries: int) -> np.ndarray:
+        """The same, but single rows as far as there is room for them."""
+        count = self.rows_between(first, last)
+        if count > _ROWS_PER_ENTRY * max_entries:
+            return self.buckets(columns, first, last, max_entries)
+        entries = self.rows(columns, first, last)
+        return merge_entries(entries, np.arange(count) * max_entries // count) if count > max_entries else entries
 
     def rows_between(self, first: int, last: int) -> int:
         """How many rows there are of these attempts."""
