@@ -14,6 +14,8 @@ from surefoot.watch.run_state import RunState, StateReport
 
 _SAME_INCIDENT = 60
 """Attempts within which events belong to the same incident."""
+_IN_A_ROW = 10
+"""Attempts within which refusals, and what they lead to, are one incident."""
 _RECENT = 200
 """Attempts for which an incident without a known outcome is a warning."""
 _APPLIED_AGAIN = 5
@@ -112,7 +114,7 @@ def incidents_of(events: Sequence[Mapping[str, Any]]) -> tuple[IncidentView, ...
         current = incidents[-1] if incidents else None
         near = current is not None and attempt - current["last_attempt"] <= _SAME_INCIDENT
         if kind == "decision" and event.get("action") in _ACTIONS:
-            _decide(incidents, event, near=near)
+            _decide(incidents, event, near=near and attempt - incidents[-1]["last_attempt"] <= _IN_A_ROW)
             if diagnosis.get("attempt") == attempt:  # it is written before the decision that follows from it
                 _add_to(incidents[-1], diagnosis)
         elif kind == "diagnosis" and not near:
