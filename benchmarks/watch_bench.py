@@ -52,8 +52,7 @@ def make_run(path: Path, *, steps: int, layers: int, say: Callable[[str], None] 
     scalar_pyramid.begin(SCALARS_HEADER)
     layer_pyramid.begin(header)
     rng = np.random.default_rng(0)
-    segment = 0
-    for start in range(0, steps, _CHUNK):
+    for segment, start in enumerate(range(0, steps, _CHUNK)):
         attempts = np.arange(start, min(start + _CHUNK, steps))
         scalars = _scalars(run, attempts, rng)
         scalar_file.append(scalars)
@@ -65,8 +64,7 @@ def make_run(path: Path, *, steps: int, layers: int, say: Callable[[str], None] 
         file = RowFile(make_segment(folder, "layers", segment).path, header)
         file.append(kept)
         file.close()
-        segment += 1
-        if segment % 20 == 0:
+        if segment % 20 == 19:
             say(f"{attempts[-1] + 1:,} of {steps:,} steps written")
     for closing in (scalar_file, scalar_pyramid, layer_pyramid):
         closing.close()

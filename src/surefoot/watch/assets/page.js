@@ -102,7 +102,7 @@ const Page = (() => {
       ["loss scale", format(now.loss_scale)], [speed ? speed[0] : "", speed ? format(speed[1]) : ""],
       ["memory", bytes(now.memory)], ["data wait", percent(now.data_wait)],
       ["device busy", now.on_accelerator ? percent(now.utilisation) : ""],
-      ["left", now.seconds_left === null ? "" : duration(now.seconds_left)],
+      ["left", now.seconds_left === null || now.seconds_left <= 1 ? "" : duration(now.seconds_left)],
     ];
     byId("numbers").replaceChildren(...facts.filter(([name, value]) => name && value).map(([name, value]) => {
       const span = element("span", `${name} `);
@@ -148,7 +148,7 @@ const Page = (() => {
     if (byId("incidents").dataset.shown !== String(shown.length)) {
       const open = new Set([...byId("incidents").children].flatMap((child, at) => (child.open ? [at] : [])));
       const made = answer.incidents.map(incidentDetails);
-      made.forEach((details, at) => { details.open = open.has(at); });
+      made.forEach((details, at) => { details.open = open.has(at) || (!open.size && at === made.length - 1); });
       byId("incidents").replaceChildren(...(made.length ? made : [element("span", "none")]));
       byId("incidents").dataset.shown = String(shown.length);
     }

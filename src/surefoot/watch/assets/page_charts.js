@@ -20,7 +20,7 @@ const Charts = (() => {
     { key: "lr", title: "learning rate", main: "lr", extra: [], show: format, log: true },
     { key: "speed", title: "throughput", derive: (c) => (perSecond(c) || {}).values, show: format,
       label: (c) => `${(perSecond(c) || {}).unit} per second` },
-    { key: "memory", title: "memory", main: "memory", extra: ["memory_peak"], show: bytes },
+    { key: "memory", title: "memory", main: "memory", extra: ["memory_peak"], show: bytes, sparse: true },
     { key: "load", title: "machine load", derive: shareOfTime, extra: ["utilisation"], show: percent,
       label: () => "time spent waiting for data" },
   ];
@@ -37,17 +37,18 @@ const Charts = (() => {
     const width = 1.25;
     if (main.max) {
       data.push(clean(main.max, log), clean(main.min, log));
-      looks.push({ stroke: css("--band"), width: 1, points: { show: false } }, { stroke: css("--band"), width: 1, points: { show: false } });
+      const edge = { stroke: css("--edge"), width: 1, points: { show: false } };
+      looks.push({ ...edge }, { ...edge });
       bands.push({ series: [1, 2], fill: css("--band") });
     }
     data.push(clean(main.mean, log));
     const few = curves.attempts.length < 80;
-    looks.push({ stroke: css("--main"), width, points: { show: few, size: 4 }, label: "mean" });
+    looks.push({ stroke: css("--main"), width, spanGaps: Boolean(spec.sparse), points: { show: few, size: 4 }, label: "mean" });
     for (const name of spec.extra || []) {
       if (!curves.series[name]) continue;
       data.push(clean(curves.series[name].mean, log));
-      const sparse = name === "eval_loss";
-      looks.push({ stroke: css("--second"), width: 1, spanGaps: true, dash: sparse ? undefined : [5, 4], points: { show: sparse, size: 5 }, label: LABELS[name] });
+      const sparse = name === "eval_loss" && curves.series[name].mean.filter(Number.isFinite).length < 60;
+      looks.push({ stroke: css("--second"), width: 1, spanGaps: true, auto: name !== "norm_limit", dash: name === "eval_loss" ? undefined : [5, 4], points: { show: sparse, size: 5 }, label: LABELS[name] });
     }
     const all = [data];
     others.forEach((other, at) => {
@@ -132,7 +133,7 @@ const Charts = (() => {
       scales: { x: { time: false, range: () => page.range() }, y: { distr: log ? 3 : 1 } },
       axes: [
         { ...axis, values: (_, ticks) => ticks.map(format), size: 30 },
-        { ...axis, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : spec.show(tick))), size: 60 },
+        { ...axis, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : spec.show(tick))), size: 68 },
       ],
       series: [{}, ...table.looks],
       hooks: {
@@ -160,16 +161,15 @@ const Charts = (() => {
     const holder = document.getElementById("charts");
     (page.plots || []).forEach((plot) => plot.destroy());
     page.plots = [];
+    for (const spec of SPECS) if (!document.getElementById(`chart-${spec.key}`)) {
+      const card = element("div", "", "chart"), title = element("h2", spec.title);
+      card.id = `chart-${spec.key}`;
+      title.append(element("small"));
+      card.append(title, element("div"));
+      holder.append(card);
+    }
     for (const spec of SPECS) {
-      let card = document.getElementById(`chart-${spec.key}`);
-      if (!card) {
-        card = element("div", "", "chart");
-        card.id = `chart-${spec.key}`;
-        const title = element("h2", spec.title);
-        title.append(element("small"));
-        card.append(title, element("div"));
-        holder.append(card);
-      }
+      const card = document.getElementById(`chart-${spec.key}`);
       card.hidden = false;
       const plot = make(spec, page, card.lastChild, card.querySelector("small"));
       card.hidden = !plot;

@@ -16,8 +16,9 @@ const Numbers = (() => {
     if (Number.isNaN(value)) return "NaN";
     if (!Number.isFinite(value)) return value > 0 ? "Inf" : "-Inf";
     const size = Math.abs(value);
-    if (size !== 0 && (size >= 1e6 || size < 1e-3)) return value.toExponential(2).replace("e+", "e");
-    if (size >= 10000 || Number.isInteger(value)) return Math.round(value).toLocaleString("en-US");
+    if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en-US");
+    if (size !== 0 && (size >= 1e6 || size < 1e-3)) return Number(value.toPrecision(4)).toExponential().replace("e+", "e");
+    if (size >= 10000) return Math.round(value).toLocaleString("en-US");
     return String(Number(value.toPrecision(4)));
   }
 
@@ -29,7 +30,7 @@ const Numbers = (() => {
     return `${Number(value.toPrecision(4))} ${units[at]}`;
   }
 
-  const percent = (value) => (value === null || Number.isNaN(value) ? "" : `${Math.round(value * 100)} %`);
+  const percent = (value) => (value === null || Number.isNaN(value) ? "" : `${Number((value * 100).toFixed(1))} %`);
 
   function duration(seconds) {
     const minutes = Math.round(seconds / 60);
