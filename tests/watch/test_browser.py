@@ -69,7 +69,9 @@ class Browser:
         assert logged == []
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-        assert [url for url in sent if not url.startswith(("http://127.0.0.1:", "data:", "file:", "about:", "chrome"))] == []
+        assert [
+            url for url in sent if not url.startswith(("http://127.0.0.1:", "data:", "file:", "about:", "chrome"))
+        ] == []
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +176,7 @@ def test_charts_compare_runs_switch_scale_and_zoom_by_hand(
     first, last = browser.run("return Page.range()")
     assert 50 < first < 100 < 130 < last < 200
     assert browser.run("return Page.plots[0].series.length") == series
+    over = browser.driver.find_element(By.CSS_SELECTOR, "#chart-loss .u-over")  # drawn again
     ActionChains(browser.driver).move_to_element_with_offset(over, 5, 0).perform()
     assert "attempt" in browser.run("return document.querySelector('#chart-loss small').textContent")
     browser.driver.find_element(By.ID, "out").click()
