@@ -139,7 +139,11 @@ const Charts = (() => {
       hooks: {
         setSelect: [(u) => {
           const { left, width } = u.select;
-          if (width > 2) page.zoom(u.posToVal(left, "x"), u.posToVal(left + width, "x"));
+          if (width > 2 && !page.selecting) { // the other charts, in sync, report the same selection
+            const first = u.posToVal(left, "x"), last = u.posToVal(left + width, "x");
+            page.selecting = true;
+            setTimeout(() => { page.selecting = false; page.zoom(first, last); });
+          }
           u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
         }],
         setCursor: [(u) => {
