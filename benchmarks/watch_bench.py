@@ -134,7 +134,7 @@ def _measure(path: Path, *, steps: int, layers: int) -> str:
         peak, own = _memory(server.pid, "VmHWM"), _memory(server.pid, "RssAnon")
     finally:
         server.terminate()
-        server.wait()
+        server.communicate()
     once = _timed_once(path)
     lines = [
         f"{steps:,} steps x {layers} layers: {size / 1e6:,.0f} MB on disk, {pyramid / 1e6:,.0f} MB of it the pyramid",

@@ -156,8 +156,11 @@ def test_changed_tensors_begin_a_new_part(tmp_path: Path) -> None:
     assert (entries["stats"][~after, 0, MIN] == 1).all()
 
 
-def test_a_full_disk_for_the_pyramid_does_not_stop_the_journal(tmp_path: Path) -> None:
+def test_a_full_disk_for_the_pyramid_does_not_stop_the_journal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "signals").mkdir(parents=True)
-    (tmp_path / "signals" / "pyramid-scalars-000000-0.bin").symlink_to("/dev/full")
-    write(tmp_path, range(300), loss={250: 50.0})
+    (tmp_path / "signals" / "pyramid-scalars-000000-1.bin").symlink_to("/dev/full")
+    write(tmp_path, range(1400), loss={250: 50.0})
     check_against_rows(tmp_path)
+    assert [record.message for record in caplog.records if "pyramid of scalars is no longer written" in record.message]

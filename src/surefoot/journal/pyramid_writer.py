@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from surefoot.journal.pyramid import (
 from surefoot.journal.row_file import BadHeader, RowFile, RowHeader, load_rows, read_header
 from surefoot.journal.segments import list_segments
 
+log = logging.getLogger("surefoot")
 _NAME = re.compile(r"pyramid-(scalars|layers)-(\d{6})-(\d)\.bin")
 _MAX_PARTS = 64
 """Parts of one pyramid: a new one begins when the columns or tensors change; beyond these no more is written."""
@@ -86,9 +88,15 @@ class PyramidWriter:
             return
         try:
             work()
-        except Exception:
+        except Exception as error:
             self.failed = True
             self.close()
+            log.warning(
+                "surefoot: the pyramid of %s is no longer written, surefoot watch will open this run more slowly;"
+                " training and the journal go on: %r",
+                self._kind,
+                error,
+            )
 
     def _begin(self, source: RowHeader) -> None:
         scalars = self._kind == "scalars"
