@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from surefoot.cli import app
-from surefoot.watch.keys import press, split_keys
+from surefoot.watch.key_presses import press, split_keys
 from surefoot.watch.screen import ScreenView
 
 from .conftest import Training

@@ -8,6 +8,6 @@
 | `event_tail.py` | events as they are appended, and the lines for people made of them |
 | `run_verdict.py` | the verdict and the incidents of a run |
 | `current_numbers.py` | the newest values, speed, memory, and what the machine waits for |
-| `screen.py`, `keys.py`, `terminal.py` | the terminal: what is shown, the keys, and the loop between them |
+| `screen.py`, `key_presses.py`, `terminal.py` | the terminal: what is shown, the keys, and the loop between them |
 | `page_data.py`, `web_server.py`, `frozen_page.py`, `assets/` | the web page: its data, its server, one-file copies |
 """

@@ -14,7 +14,7 @@ from rich.live import Live
 from surefoot.journal.strict_json import plain
 from surefoot.logs.report.terminal_plot import shows_braille
 from surefoot.watch.find_runs import FoundRun, WatchTarget, find_runs
-from surefoot.watch.keys import key_mode, press, read_keys
+from surefoot.watch.key_presses import key_mode, press, read_keys
 from surefoot.watch.live_run import LiveRun
 from surefoot.watch.run_verdict import incident_json
 from surefoot.watch.screen import ScreenView, render, snapshot
