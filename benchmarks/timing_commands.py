@@ -154,3 +154,17 @@ def visits(
         typer.echo()
     else:
         typer.echo(report(counts, files=files))
+
+
+@app.command()
+def watch(
+    steps: Annotated[int, typer.Option(min=1000, help="Steps of the made run.")] = 1_000_000,
+    layers: Annotated[int, typer.Option(min=1, help="Tensors with a gradient norm in every row.")] = 300,
+    folder: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Keep the made run here; the next call uses it again.")
+    ] = None,
+) -> None:
+    """Time until `surefoot watch --web` shows a long run, zooms into it and follows it, and its memory."""
+    from benchmarks.watch_bench import main as run
+
+    typer.echo(run(folder, steps=steps, layers=layers, say=progress))

@@ -279,6 +279,47 @@ def diagnose(
     raise typer.Exit(show(paths, options))
 
 
+_WATCH = """Watch a run while it trains: verdict, loss, gradients, speed, memory, events, gradient flow by layer.
+
+PATH is a run directory or a folder; without one, the newest run below the current folder is shown. Keys: l scale, \
+g layers, e events, r other runs, ? help, q quit. Where the output is no terminal, one snapshot is printed.
+
+Reads the run directory only: it works over ssh, for runs of other machines on a shared disk, and for runs that ended.
+
+Exit codes: 0 fine; 1 the run failed or is in trouble; 2 no run there, or bad usage.
+"""
+_WATCH_EXAMPLES = """Examples:
+
+surefoot watch
+
+surefoot watch runs/a --once
+
+surefoot watch runs --web
+
+surefoot watch runs/a --static page.html
+"""
+
+
+@app.command(help=_WATCH, epilog=_WATCH_EXAMPLES, short_help="Watch a run while it trains, here or on a web page.")
+def watch(
+    path: Annotated[Path | None, typer.Argument(metavar="[RUN|FOLDER]", help="A run, or a folder with runs.")] = None,
+    web: Annotated[bool, typer.Option("--web", help="Serve a page on this machine's loopback address.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")] = 0,
+    static: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the page, with its data, to this one HTML file.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the --static file even if surefoot did not write it.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")] = False,
+) -> None:
+    from surefoot.cli.watch import WatchOptions, show
+
+    options = WatchOptions(once=once, as_json=as_json, web=web, port=port, static=static, force=force)
+    raise typer.Exit(show(path, options))
+
+
 _REPLAY = """Replay an incident on this machine: the updates that led to it, and the branches of its trial.
 
 INCIDENT is a folder in RUN/incidents/, perhaps from another machine, of a run that `surefoot train` made. Its model \

@@ -5,6 +5,7 @@
 | `writer.py` | `Journal`, which training calls, the queue behind it, and the thread that writes to disk |
 | `row_writer.py` | rows and events to bytes in the right files; segments of per-layer rows |
 | `thinning.py` | which old per-layer rows to drop next, and how |
+| `pyramid.py`, `pyramid_writer.py`, `pyramid_reader.py` | rows summed up in buckets of attempts, for `surefoot watch` |
 | `segments.py` | names and order of the signals files |
 | `row_file.py` | fixed-width binary rows behind a JSON header; files that only grow, and atomic replacement |
 | `run_json.py` | `run.json`, and the last attempt of an earlier attach |

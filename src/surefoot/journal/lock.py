@@ -154,21 +154,31 @@ SEEN_RECENTLY = 60.0
 """Seconds since a lock was last rewritten within which its owner on another host counts as alive."""
 
 
+def read_owner(run_dir: Path) -> dict[str, Any]:
+    """What the lock of a run directory says of its writer; empty if there is no lock."""
+    return _owner(_read(run_dir / "writer.lock"))
+
+
+def owner_is_running(owner: dict[str, Any]) -> bool | None:
+    """Whether the writer runs, if it is on this host; None where only its heartbeat, the field `beats`, can tell."""
+    if all(owner.get(key) == value for key, value in pid_scope().items()):
+        return is_running(owner.get("pid"), owner.get("start"))
+    return None
+
+
 def writer_is_alive(run_dir: Path) -> bool:
     """Whether a process is writing to this run directory, for readers that do not wait to see the lock change.
 
     On another host it shows only in how old the lock is, by the clock of the file system.
     """
-    path = run_dir / "writer.lock"
-    owner = _owner(_read(path))
+    owner = read_owner(run_dir)
     if not owner:
         return False
-    if all(owner.get(key) == value for key, value in pid_scope().items()):
-        alive = is_running(owner.get("pid"), owner.get("start"))
-        if alive is not None:
-            return alive
+    alive = owner_is_running(owner)
+    if alive is not None:
+        return alive
     try:
-        return time.time() - path.stat().st_mtime < SEEN_RECENTLY
+        return time.time() - (run_dir / "writer.lock").stat().st_mtime < SEEN_RECENTLY
     except OSError:
         return False
 

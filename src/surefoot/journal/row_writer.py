@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from surefoot.journal.pyramid_writer import PyramidWriter
 from surefoot.journal.row_file import (
     SCALARS_HEADER,
     AppendFile,
@@ -35,6 +36,7 @@ class RowWriter:
         self._events: AppendFile | None = None
         self._scalars: RowFile | None = None
         self._layers = LayerWriter(run_dir / SIGNALS_DIR, window=window, budget=budget) if rank == 0 else None
+        self._pyramid = PyramidWriter(run_dir / SIGNALS_DIR, "scalars")
         self.unwritable = 0
         """Rows, or layer statistics of rows, whose values do not fit the file's columns."""
 
@@ -53,8 +55,10 @@ class RowWriter:
             return
         if self._scalars is None:
             self._scalars = open_segment(self._run_dir / SIGNALS_DIR, SCALARS_HEADER)[1]
+            self._pyramid.begin(SCALARS_HEADER)
         scalars, stats = self._encode(rows)
         self._scalars.append(scalars)
+        self._pyramid.add(scalars)
         shape = (self._layers.num_tensors, len(LAYER_STATS))
         measured = {at: values for at, values in enumerate(stats) if values is not None}
         fitting = {at: values for at, values in measured.items() if values.shape == shape}
@@ -69,12 +73,12 @@ class RowWriter:
                 return
 
     def sync(self) -> None:
-        for file in (self._events, self._scalars, self._layers):
+        for file in (self._events, self._scalars, self._layers, self._pyramid):
             if file is not None:
                 file.sync()
 
     def close(self) -> None:
-        for file in (self._events, self._scalars, self._layers):
+        for file in (self._events, self._scalars, self._layers, self._pyramid):
             if file is not None:
                 file.close()
 
@@ -113,6 +117,7 @@ class LayerWriter:
         self._limits = HistoryLimits(window=window, segment_rows=1, budget=budget)
         self._closed = _closed_segments(folder)
         self._open: tuple[Segment, RowFile] | None = None
+        self._pyramid = PyramidWriter(folder, "layers")
         self._nothing_to_thin = False
 
     @property
@@ -126,6 +131,7 @@ class LayerWriter:
             return
         self._close_segment()
         self._header = header
+        self._pyramid.begin(header)
         self._limits = HistoryLimits.for_row_size(header.dtype.itemsize, window=self._window, budget=self._budget)
 
     def append(self, scalars: np.ndarray, stats: Sequence[np.ndarray]) -> None:
@@ -140,6 +146,7 @@ class LayerWriter:
             file = self._open_file()
             room = self._limits.segment_rows - file.rows
             file.append(rows[:room])
+            self._pyramid.add(rows[:room])
             rows = rows[room:]
             if file.rows >= self._limits.segment_rows:
                 self._close_segment()
@@ -161,8 +168,10 @@ class LayerWriter:
     def sync(self) -> None:
         if self._open:
             self._open[1].sync()
+        self._pyramid.sync()
 
     def close(self) -> None:
+        self._pyramid.close()
         if self._open:
             self._open[1].close()
             self._open = None

@@ -61,8 +61,12 @@ def plot_text(
     onset: float | None = None,
     unit: str = "step",
     unicode: bool = True,
+    scale: AxisScale | None = None,
 ) -> list[Text]:
-    """Lines of text, at most `width` wide: the curves over steps, the onset, and non-finite values."""
+    """Lines of text, at most `width` wide: the curves over steps, the onset, and non-finite values.
+
+    Without a `scale` it is chosen by the values.
+    """
     curves = [_thin_line(curve) for curve in curves if len(curve.values)]
     if not curves:
         return []
@@ -71,7 +75,7 @@ def plot_text(
         height = 0
     cells = max(10, width - _LABEL_WIDTH - 2)
     first, last = step_range([curve.steps for curve in curves])
-    scale = choose_scale([curve.values for curve in curves])
+    scale = scale or choose_scale([curve.values for curve in curves])
     where = [_columns(curve.steps, first, last, cells) for curve in curves]
     canvas = _draw_line(curves[0], scale, first, last, cells, height, fine=unicode)
     mark = None if onset is None else int(_columns(np.array([float(onset)]), first, last, cells)[0])
