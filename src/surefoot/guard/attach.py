@@ -36,6 +36,7 @@ The files, by what they do:
     recovery            overrides and decisions (trial_control: tries decisions out, with step_fn;
                         trial_setup: where that is possible; rank_barrier: all ranks are there to act together)
     incident_capture    writes what is needed to replay an incident
+    guard_state         what the guard has learnt, as checkpoints hold it
     run_info            describes the run for the judge and run.json; opens the journal
     checkpointer        saves: capture_point (when, and the position in the data), resume, emergency_save
     early_checks        with preflight=True: checks the loop on its first batches, then is gone
@@ -52,6 +53,7 @@ from typing import Any, Never
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.actions.stop import TrainingStopped
 from surefoot.gate.clip import ClipOption
 from surefoot.guard import validate
 from surefoot.guard.attached import AttachedGuard
@@ -82,6 +84,8 @@ def attach(
     run_info: Mapping[str, Any] | None = None,
     incident_data: bool = True,
     preflight: bool = False,
+    step: int = 0,
+    on_stop: Callable[[TrainingStopped], None] | None = None,
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -108,6 +112,9 @@ def attach(
             be replayed; False leaves both out, as when bundles are shared and the data must not be.
         preflight: Check the loop on its first four batches, as `surefoot.preflight` does, and report what is wrong;
             needs `step_fn` for most of it. Nothing is changed.
+        step: Where `guard.step` starts to count, for a run that another trainer has resumed.
+        on_stop: Called with the `TrainingStopped` that says why, instead of raising it, when training on would do no
+            good; it should make the loop end. Until it does, all further updates are refused.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -143,5 +150,7 @@ def attach(
             run_info=validate.check_run_info(run_info),
             incident_data=bool(incident_data),
             preflight=preflight,
+            step=validate.check_first_step(step, resume=resume),
+            on_stop=validate.check_on_stop(on_stop),
         )
     )

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.actions.stop import TrainingStopped
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
 from surefoot.judge.policy import Policy
@@ -40,3 +41,7 @@ class GuardContext:
     """Incident bundles hold states and batches, where trials are run."""
     preflight: bool = False
     """The loop is checked on its first batches."""
+    step: int = 0
+    """Where the count of steps starts."""
+    on_stop: Callable[[TrainingStopped], None] | None = None
+    """Called instead of raising `TrainingStopped`."""

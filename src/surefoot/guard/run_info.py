@@ -42,6 +42,7 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
     reader = MetricsReader(
         journal, judge, policy=context.policy, timer=timer, order=pipeline.order, steps_of=context.steps_of
     )
+    reader.step = context.step
     journal.layout(layout.names, layout.numels)
     reader.note("attached", "; ".join(g.veto_reason for g in pipeline.gates), attempt=journal.last_attempt + 1)
     for gate in pipeline.gates:
