@@ -140,10 +140,10 @@ class TransformersCallback(TrainerCallback):
         Evaluations that choose the best checkpoint wait with it.
         """
         assert self.guard is not None
-        if not (control.should_save or self._waiting or _may_save_best(args, control)):
-            return
-        guard_state = self.guard.state_dict()
         overdue = self._waiting and control.should_save
+        if not (control.should_save or _may_save_best(args, control) or (self._waiting and self.guard.healthy)):
+            return
+        guard_state = self.guard.state_dict()  # reads all steps, so that the run is known to be healthy up to here
         if self.guard.healthy or overdue or control.should_training_stop:
             control.should_save |= self._waiting
             control.should_evaluate |= self._waiting_eval
