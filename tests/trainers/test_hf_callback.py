@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,21 @@ class Damage(transformers.TrainerCallback):
             with torch.no_grad():
                 for p in model.parameters():
                     p.mul_(self.factor)
+
+
+class RateFault(transformers.TrainerCallback):
+    """A rate that is far too large for six steps."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_begin(self, args, state, control, optimizer=None, **_):
+        if self.at <= state.global_step < self.at + 6:
+            for group in optimizer.param_groups:
+                group["lr"] = 3.0
+
+
+FAULTS = {"weights": Damage, "rate": RateFault}
 
 
 def trainer_for(net, rows, out: Path, callbacks=(), **options: Any):
@@ -148,10 +166,11 @@ def test_bad_batch_leaves_weights_and_schedule_in_step(tmp_path):
     assert callback.guard.step == UPDATES - 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_damaged_weights_are_rewound_and_the_schedule_still_ends_at_zero(tmp_path, seed):
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fault_is_rewound_and_the_schedule_still_ends_at_zero(tmp_path, seed, fault):
     losses = {}
-    for name, faults in (("healthy", []), ("damaged", [Damage(60)])):
+    for name, faults in (("healthy", []), ("damaged", [FAULTS[fault](60)])):
         callback, record = SurefootCallback(run_dir=tmp_path / name), Record()
         trainer = trainer_for(
             language_model(seed),
@@ -204,6 +223,26 @@ def test_resumed_run_goes_on_as_if_it_had_never_ended(tmp_path):
     assert callback.guard.step == UPDATES
     assert same(through, resumed)
     assert surefoot.read(tmp_path / "run").scalars["step"].tolist() == list(range(UPDATES))
+
+
+def test_killed_run_goes_on_at_the_same_data(tmp_path):
+    """Killed with SIGKILL in its second epoch and started again: same batches, same weights as if never killed."""
+    script = Path(__file__).parent / "killed_hf_trainer.py"
+
+    def start(name: str, *kill_at: str) -> subprocess.Popen[bytes]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return subprocess.Popen([sys.executable, str(script), str(tmp_path / name), *kill_at], stderr=subprocess.PIPE)
+
+    processes = [start("through"), start("killed", "29")]
+    assert [p.communicate(timeout=200) and p.returncode for p in processes] == [0, -signal.SIGKILL]
+    again = start("killed")
+    assert again.communicate(timeout=200) and again.returncode == 0
+    through, killed = ((tmp_path / name / "data.txt").read_text().splitlines() for name in ("through", "killed"))
+    assert killed == through[:29] + through[24:]  # the last checkpoint is of step 24
+    weights = [torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("through", "killed")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    rows = surefoot.read(tmp_path / "killed" / "run").scalars
+    assert rows["step"].tolist()[-16:] == list(range(24, 40))
 
 
 def test_stop_ends_training_cleanly_and_the_next_train_works(tmp_path):

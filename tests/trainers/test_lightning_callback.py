@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning:lightning"),
     pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`:UserWarning:lightning"),
+    pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint:UserWarning:lightning"),
     pytest.mark.filterwarnings("ignore:.*Checkpoint directory:UserWarning:lightning"),
     pytest.mark.filterwarnings("ignore:.*should be consistent with the number of:UserWarning:lightning"),
 ]
