@@ -170,11 +170,11 @@ def test_bad_batch_leaves_weights_and_schedule_in_step(tmp_path):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_fault_is_rewound_and_the_schedule_still_ends_at_zero(tmp_path, seed, fault):
     losses = {}
-    for name, faults in (("healthy", []), ("damaged", [FAULTS[fault](60)])):
+    for name, faults in (("healthy", []), ("damaged", [FAULTS[fault](140)])):
         callback, record = SurefootCallback(run_dir=tmp_path / name), Record()
         trainer = trainer_for(
             language_model(seed),
-            token_rows(480, seed=seed),
+            token_rows(800, seed=seed),
             tmp_path / name,
             [*faults, callback, record],
             save_strategy="steps",
@@ -182,7 +182,7 @@ def test_fault_is_rewound_and_the_schedule_still_ends_at_zero(tmp_path, seed, fa
         )
         trainer.train()
         losses[name] = trainer.evaluate()["eval_loss"]
-        assert trainer.state.global_step == 120
+        assert trainer.state.global_step == 200
         assert record.rates[-1] == 0.0
     assert losses["damaged"] < 1.15 * losses["healthy"] + 0.05
     events = surefoot.read(tmp_path / "damaged").events
@@ -236,7 +236,8 @@ def test_killed_run_goes_on_at_the_same_data(tmp_path):
     processes = [start("through"), start("killed", "29")]
     assert [p.communicate(timeout=200) and p.returncode for p in processes] == [0, -signal.SIGKILL]
     again = start("killed")
-    assert again.communicate(timeout=200) and again.returncode == 0
+    again.communicate(timeout=200)
+    assert again.returncode == 0
     through, killed = ((tmp_path / name / "data.txt").read_text().splitlines() for name in ("through", "killed"))
     assert killed == through[:29] + through[24:]  # the last checkpoint is of step 24
     weights = [torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("through", "killed")]

@@ -74,7 +74,7 @@ class TransformersCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._close()  # of a train() that ended with an exception
-        trainer = self._trainer = _find_trainer(self, state)
+        trainer = self._trainer = _find_trainer(state)
         if trainer.is_deepspeed_enabled:
             raise Misuse(_DEEPSPEED)
         self.stop_reason, self._checkpoints, self._best = None, TrainerCheckpoints(), {}
@@ -185,7 +185,8 @@ class TransformersCallback(TrainerCallback):
 
     def _rewound(self, step: int, attempt: int) -> None:
         trainer, state = self._trainer, self._trainer.state
-        log.warning(
+        log.log(
+            logging.WARNING if state.is_world_process_zero else logging.DEBUG,
             "surefoot: the model is as after %d applied updates; the Trainer's step count (%d), its schedule and its "
             "place in the data cannot go back with it and go on from where they are",
             step,
@@ -209,8 +210,8 @@ class TransformersCallback(TrainerCallback):
             self.guard.load_state_dict(json.loads(saved["attributes"]["guard"]))
 
 
-def _find_trainer(callback: TransformersCallback, state: TrainerState) -> Any:
-    """The Trainer that calls this callback: callbacks are not told."""
+def _find_trainer(state: TrainerState) -> Any:
+    """The Trainer in this state: a callback is not told which one calls it."""
     for candidate in gc.get_objects():
         if issubclass(type(candidate), Trainer) and vars(candidate).get("state") is state:
             callbacks = candidate.callback_handler.callbacks
