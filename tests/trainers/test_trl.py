@@ -94,7 +94,7 @@ def even_words(completions: list[str], **_: Any) -> list[float]:
 def grpo(net, out: Path, callbacks, **options: Any):
     rows = datasets.Dataset.from_dict({"prompt": [tiny.counting(i, 4) for i in range(32)]})
     arguments = trl.GRPOConfig(
-        output_dir=str(out), num_generations=4, max_completion_length=8, **{**COMMON, "temperature": 1.0, **options}
+        output_dir=str(out), max_completion_length=8, **{**COMMON, "num_generations": 4, **options}
     )
     return trl.GRPOTrainer(
         net,
@@ -215,3 +215,32 @@ def test_trials_leave_no_trace_in_the_trainers_metrics(tmp_path):
     trainer.train()
     assert len(seen) == UPDATES
     assert all(first == second for first, second in seen)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_grpo_with_damaged_weights_goes_back_to_what_earned_rewards(tmp_path, seed):
+    """The loss says nothing there; by the reward the damage is seen, and the run goes back to just before it."""
+
+    class Damage(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, **_):
+            if state.global_step == 100:
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.add_(torch.randn_like(p))
+
+    trainer = grpo(
+        tiny.language_model(seed),
+        tmp_path / "trainer",
+        [SurefootCallback(run_dir=tmp_path / "run"), Damage()],
+        seed=seed,
+        max_steps=150,
+        learning_rate=3e-3,
+        per_device_train_batch_size=8,
+        num_generations=8,
+    )
+    trainer.train()
+    rewards = torch.tensor([line["reward"] for line in trainer.state.log_history if "reward" in line])
+    rewinds = [e["values"] for e in surefoot.read(tmp_path / "run").events if e.get("name") == "rewound"]
+    assert rewinds
+    assert all(60 <= rewind["step"] <= 100 for rewind in rewinds)
+    assert rewards[-20:].mean() > rewards[80:100].mean() - 0.1
