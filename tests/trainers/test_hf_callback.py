@@ -266,13 +266,18 @@ def test_stop_ends_training_cleanly_and_the_next_train_works(tmp_path):
     assert not same(net, language_model())
 
 
-def test_saves_wait_until_the_run_is_healthy(tmp_path):
-    """Right after a refused update no checkpoint is written; it is made up for, at the latest with the next one."""
+@pytest.mark.parametrize("policy", ["protect", "observe"])
+def test_saves_wait_until_the_run_is_healthy(tmp_path, policy):
+    """Right after a refused update no checkpoint is written; it is made up for, at the latest with the next one. Where
+    surefoot only observes, nothing waits."""
     rows = bad_rows(language_model())
-    callback = SurefootCallback(run_dir=tmp_path / "run")
+    callback = SurefootCallback(run_dir=tmp_path / "run", policy=policy)
     options = {"save_strategy": "steps", "save_steps": BAD_STEP + 1, "max_steps": UPDATES // 2}
     trainer_for(language_model(), rows, tmp_path, [callback], **options).train()
     saved = sorted(int(path.name.split("-")[1]) for path in (tmp_path / "trainer").glob("checkpoint-*"))
+    if policy == "observe":
+        assert saved == [8, 16, 20]
+        return
     assert BAD_STEP + 1 not in saved
     assert BAD_STEP + 1 < saved[0] <= 2 * (BAD_STEP + 1)
     state = json.loads((tmp_path / "trainer" / f"checkpoint-{saved[0]}" / "trainer_state.json").read_text())

@@ -26,7 +26,7 @@ from surefoot.guard.attach import attach
 from surefoot.guard.guard import Guard
 from surefoot.guard.validate import Misuse
 from surefoot.integrations.doubted import TrainerCheckpoints, mark_doubted
-from surefoot.integrations.trainer_options import Replaced, check_trainer_options
+from surefoot.integrations.trainer_options import Replaced, check_trainer_options, saves_wait
 from surefoot.integrations.trainer_step_fn import TrainerStepFn
 from surefoot.integrations.trl_rewards import Rewards
 
@@ -141,10 +141,10 @@ class TransformersCallback(TrainerCallback):
         """
         assert self.guard is not None
         overdue = self._waiting and control.should_save
-        if not (control.should_save or _may_save_best(args, control) or (self._waiting and self.guard.healthy)):
+        if not (control.should_save or _may_save_best(args, control) or (self._waiting and not self._saves_wait())):
             return
         guard_state = self.guard.state_dict()  # reads all steps, so that the run is known to be healthy up to here
-        if self.guard.healthy or overdue or control.should_training_stop:
+        if not self._saves_wait() or overdue or control.should_training_stop:
             control.should_save |= self._waiting
             control.should_evaluate |= self._waiting_eval
             self._waiting = self._waiting_eval = False
@@ -156,6 +156,10 @@ class TransformersCallback(TrainerCallback):
         control.should_save = False
         control.should_evaluate &= not with_eval
         log.warning("surefoot: the checkpoint of step %d waits until the run is healthy", state.global_step)
+
+    def _saves_wait(self) -> bool:
+        assert self.guard is not None
+        return saves_wait(self.guard, self._options)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         assert self.guard is not None

@@ -30,7 +30,7 @@ from surefoot.guard.guard import Guard
 from surefoot.guard.validate import Misuse
 from surefoot.integrations.doubted import TrainerCheckpoints
 from surefoot.integrations.module_step_fn import ModuleStepFn
-from surefoot.integrations.trainer_options import Replaced, check_trainer_options
+from surefoot.integrations.trainer_options import Replaced, check_trainer_options, saves_wait
 from surefoot.integrations.watched_backward import WatchedBackward
 
 log = logging.getLogger("surefoot")
@@ -152,7 +152,7 @@ class LightningCallback(pl.Callback):
 
         @functools.wraps(should_skip)
         def call(trainer: pl.Trainer) -> bool:
-            if self.guard is None or self.guard.healthy or trainer.should_stop:
+            if self.guard is None or not saves_wait(self.guard, self._options) or trainer.should_stop:
                 self._unhealthy_since = None
                 return should_skip(trainer)
             if self._unhealthy_since is None:

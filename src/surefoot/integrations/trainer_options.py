@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from surefoot.guard import validate
+from surefoot.guard.attached import AttachedGuard
+from surefoot.guard.guard import Guard
 from surefoot.guard.validate import Misuse
 
 _ABSENT = object()
@@ -25,6 +27,13 @@ def check_trainer_options(
         if option in options:
             raise Misuse(f"{name}: leave {option}= out: it comes from {trainer}.")
     validate.check_options(option for option in options if option not in (*validate.OPTIONS, "resume"))
+
+
+def saves_wait(guard: Guard, options: Mapping[str, Any]) -> bool:
+    """Whether the trainer's saves wait: not where surefoot only observes, or has lost its protection."""
+    if validate.check_policy(options.get("policy", "protect")).observe:
+        return False
+    return isinstance(guard, AttachedGuard) and not guard.disabled and not guard.healthy
 
 
 class Replaced:
