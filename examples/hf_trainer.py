@@ -1,4 +1,4 @@
-"""surefoot in the Hugging Face Trainer as a callback; clipping and accumulation stay with the Trainer.
+"""surefoot in the Hugging Face Trainer: one callback; clipping, accumulation and checkpoints stay with the Trainer.
 
 python examples/hf_trainer.py [RUN_DIR]
 """
@@ -6,27 +6,12 @@ python examples/hf_trainer.py [RUN_DIR]
 import sys
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import surefoot
+from surefoot.integrations.hf import SurefootCallback
 
 run_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/hf_trainer"
-
-
-class Surefoot(TrainerCallback):
-    """Attaches once the optimizer exists, and watches the loss in a forward hook."""
-
-    def on_train_begin(self, args, state, control, *, model, optimizer, **_):
-        self.guard = surefoot.attach(model, optimizer, run_dir=run_dir)
-        self.hook = model.register_forward_hook(self.watch, with_kwargs=True)
-
-    def watch(self, model, args, batch, output):
-        if model.training:
-            self.guard.watch(output.loss, batch)
-
-    def on_train_end(self, args, state, control, **_):
-        self.hook.remove()
-        self.guard.close()
 
 
 torch.manual_seed(0)
@@ -48,7 +33,7 @@ arguments = TrainingArguments(
     disable_tqdm=True,
     dataloader_pin_memory=False,
 )
-Trainer(model, arguments, train_dataset=rows, callbacks=[Surefoot()]).train()
+Trainer(model, arguments, train_dataset=rows, callbacks=[SurefootCallback(run_dir)]).train()
 
 run = surefoot.read(run_dir)
 print(f"{run.scalars.rows} attempted updates, verdicts {run.scalars['verdict'].tolist()}")

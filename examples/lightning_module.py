@@ -1,4 +1,4 @@
-"""surefoot in a LightningModule: attach when training starts, watch the loss, close at the end.
+"""surefoot in Lightning's Trainer: one callback; clipping, accumulation and checkpoints stay with Lightning.
 
 python examples/lightning_module.py [RUN_DIR]
 """
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot
+from surefoot.integrations.lightning import SurefootCallback
 
 run_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/lightning_module"
 
@@ -23,24 +24,19 @@ class Regressor(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.AdamW(self.net.parameters(), lr=1e-3)
 
-    def on_train_start(self):
-        self.guard = surefoot.attach(self, self.optimizers(), run_dir=run_dir)
-
     def training_step(self, batch, index):
         x, y = batch
-        return self.guard.watch(nn.functional.mse_loss(self.net(x), y), x)
-
-    def on_train_end(self):
-        self.guard.close()
+        return nn.functional.mse_loss(self.net(x), y)
 
 
 pl.seed_everything(0, verbose=False)
 x = torch.randn(3200, 16)
 y = x.sum(dim=1, keepdim=True)
 x[1300] = float("nan")
-model = Regressor()
+model, callback = Regressor(), SurefootCallback(run_dir)
 trainer = pl.Trainer(
     accelerator="cpu",
+    callbacks=[callback],
     max_epochs=1,
     precision="bf16-mixed",
     gradient_clip_val=1.0,
@@ -53,6 +49,6 @@ trainer = pl.Trainer(
 trainer.fit(model, DataLoader(TensorDataset(x, y), batch_size=32))
 
 run = surefoot.read(run_dir)
-print(f"{run.scalars.rows} updates attempted, {model.guard.step} applied")
+print(f"{run.scalars.rows} updates attempted, {callback.guard.step} applied")
 print(*(f"update {e['step']}: {e['action']}, {e['reason']}" for e in run.events if e["kind"] == "decision"), sep="\n")
 print(f"all weights finite: {all(bool(p.isfinite().all()) for p in model.parameters())}")

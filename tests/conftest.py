@@ -66,8 +66,12 @@ TRAINS = (
     "train/test_two_rank_train.py",
     "trials/test_two_rank_trials.py",
     "trainers/test_accelerate.py",
+    "trainers/test_hf_callback.py",
     "trainers/test_hf_trainer.py",
     "trainers/test_lightning.py",
+    "trainers/test_lightning_callback.py",
+    "trainers/test_trl.py",
+    "trainers/test_two_rank_trainers.py",
     "zoo/test_bench.py",
     "zoo/test_other_rules.py",
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 import surefoot
 
+sys.path.insert(0, str(Path(__file__).parent))
 BATCH, BATCHES, BAD_BATCH = 4, 12, 5
 
 

@@ -99,3 +99,61 @@ def test_loss_scale_overflow_is_no_refusal(task, tmp_path, accumulate, fused):
     assert len(verdicts) == 12 // accumulate
     assert set(verdicts) == {Verdict.OVERFLOW, Verdict.APPLIED}
     assert task.same(bare, guarded)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("watched", [False, True])
+def test_helper_watches_at_backward(task, tmp_path, watched, accumulate):
+    """Losses are recorded once, whether the loop watches them itself or not, and the bad update is refused."""
+    from surefoot.integrations.accelerate import attach
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    net = task.net()
+    model, optimizer, loader = accelerator.prepare(
+        net, torch.optim.AdamW(net.parameters(), lr=1e-2), DataLoader(task.rows(bad_batch=True), batch_size=4)
+    )
+    losses = []
+    with attach(accelerator, model, optimizer, run_dir=tmp_path) as guard:
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = model(**batch)["loss"]
+                if watched:
+                    guard.watch(loss, batch)
+                losses.append(float(loss.detach()))
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+    expected = [Verdict.APPLIED] * (12 // accumulate)
+    expected[task.bad_update(accumulate)] = Verdict.NONFINITE
+    assert task.verdicts(tmp_path) == expected
+    means = [sum(losses[i : i + accumulate]) / accumulate for i in range(0, 12, accumulate)]
+    assert surefoot.read(tmp_path).scalars["loss"].tolist() == pytest.approx(means, rel=1e-5, nan_ok=True)
+    assert "backward" not in vars(accelerator)
+    assert task.finite(net)
+
+
+def test_guards_state_travels_with_save_state(task, tmp_path):
+    from surefoot.integrations.accelerate import attach
+
+    steps = []
+    for resumed in (False, True):
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = accelerate.Accelerator(cpu=True)
+        net = task.net()
+        model, optimizer, loader = accelerator.prepare(
+            net, torch.optim.AdamW(net.parameters()), DataLoader(task.rows(), batch_size=4)
+        )
+        with attach(accelerator, model, optimizer, run_dir=tmp_path / "run") as guard:
+            accelerator.register_for_checkpointing(guard)
+            if resumed:
+                accelerator.load_state(str(tmp_path / "saved"))
+                steps.append((guard.step, guard.history))
+                break
+            for batch in loader:
+                accelerator.backward(model(**batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+            accelerator.save_state(str(tmp_path / "saved"))
+            steps.append((guard.step, guard.history))
+    assert steps[0] == steps[1]
+    assert steps[0][0] == 12

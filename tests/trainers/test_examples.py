@@ -22,10 +22,15 @@ NEEDS = {
 }
 
 
+HEALTHY = {"trl_grpo": "trl"}
+"""Examples without a damaged batch."""
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
     """All examples started in parallel: most of their time is spent on imports."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in NEEDS if importlib.util.find_spec(NEEDS[name])}
+    needs = NEEDS | HEALTHY
+    folders = {name: tmp_path_factory.mktemp(name) for name in needs if importlib.util.find_spec(needs[name])}
     processes = {
         name: subprocess.Popen(
             [sys.executable, str(EXAMPLES / f"{name}.py"), "run"],
@@ -44,7 +49,7 @@ def started(tmp_path_factory):
 
 
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "dead_run"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, *HEALTHY, "dead_run"}
 
 
 def test_dead_run_is_diagnosed_as_in_the_guide(tmp_path):
@@ -68,3 +73,16 @@ def test_example_survives_its_damaged_batch(name, started):
     verdicts = surefoot.read(run_dir).scalars["verdict"].tolist()
     assert len(verdicts) >= 20
     assert [v for v in verdicts if v != Verdict.APPLIED] == [Verdict.NONFINITE]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_example_is_left_alone(name, started):
+    if name not in started:
+        pytest.skip(f"{HEALTHY[name]} is not installed")
+    process, run_dir = started[name]
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    assert "decisions: []" in stdout
+    scalars = surefoot.read(run_dir).scalars
+    assert set(scalars["verdict"].tolist()) == {Verdict.APPLIED}
+    assert -scalars["progress"][-5:].mean() > -scalars["progress"][:5].mean()

@@ -36,6 +36,7 @@ The files, by what they do:
     recovery            overrides and decisions (trial_control: tries decisions out, with step_fn;
                         trial_setup: where that is possible; rank_barrier: all ranks are there to act together)
     incident_capture    writes what is needed to replay an incident
+    guard_state         what the guard has learnt, as checkpoints hold it
     run_info            describes the run for the judge and run.json; opens the journal
     checkpointer        saves: capture_point (when, and the position in the data), resume, emergency_save
     early_checks        with preflight=True: checks the loop on its first batches, then is gone
@@ -52,6 +53,7 @@ from typing import Any, Never
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.actions.stop import TrainingStopped
 from surefoot.gate.clip import ClipOption
 from surefoot.guard import validate
 from surefoot.guard.attached import AttachedGuard
@@ -86,6 +88,8 @@ def attach(
     alarms: Any = None,
     sinks: Any = None,
     verbosity: str = "normal",
+    step: int = 0,
+    on_stop: Callable[[TrainingStopped], None] | None = None,
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -120,6 +124,9 @@ def attach(
         verbosity: What the logger "surefoot" gets about incidents: "normal" logs each once, as a short block; "quiet"
             only a stop and what did not help; "verbose" also every decision. SUREFOOT_VERBOSITY in the environment
             comes before it.
+        step: Where `guard.step` starts to count, for a run that another trainer has resumed.
+        on_stop: Called with the `TrainingStopped` that says why, instead of raising it, when training on would do no
+            good; it should make the loop end. Until it does, all further updates are refused.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -159,5 +166,7 @@ def attach(
             alarms=validate.check_alarms(alarms),
             sinks=validate.check_sinks(sinks),
             verbosity=read_verbosity(verbosity),
+            step=validate.check_first_step(step, resume=resume),
+            on_stop=validate.check_on_stop(on_stop),
         )
     )

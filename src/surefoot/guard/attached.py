@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import math
 import sys
 import threading
 import weakref
@@ -23,8 +22,10 @@ from surefoot.guard.batches import Batches
 from surefoot.guard.context import GuardContext
 from surefoot.guard.early_checks import EarlyChecks
 from surefoot.guard.guard import LOSS, Guard, Progress
+from surefoot.guard.guard_state import guard_state, load_guard_state
 from surefoot.guard.hooks import GUARDED, close_if_alive, contained, register_hooks, uncompiled
 from surefoot.guard.recovery import Recovery
+from surefoot.guard.reported_values import take_reported
 from surefoot.guard.run_info import open_metrics_reader
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.update_restart import UpdateRestart
@@ -94,14 +95,29 @@ class AttachedGuard(Guard):
     def latest(self) -> StepMetrics | None:
         return self._reader.latest
 
+    @property
+    def healthy(self) -> bool:
+        return not self.disabled and self._reader.judge.quiet
+
     def on_event(self, listener: Callable[[Event], None]) -> None:
         self._reader.journal.listeners.append(listener)
+
+    def on_rewind(self, listener: Callable[[int, int], None]) -> None:
+        self._recovery.rewind_listeners.append(listener)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._call(functools.partial(self._read_arrived, drain=True))
+        return guard_state(self._reader, self._recovery)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for note in load_guard_state(state, self._reader, self._recovery):
+            self._warn("resumed", f"resumed, but {note}")
 
     # -- 1. fetching a batch
 
     def batches(self, loader: Iterable[T] | None = None) -> Batches[Any]:
         if self._checkpointer is not None:
-            self._around_fetch(functools.partial(self._checkpointer.check_loader, loader))
+            self._call(functools.partial(self._checkpointer.check_loader, loader))
         return super().batches() if loader is None else super().batches(loader)
 
     def fetch(self, get: Callable[[], T]) -> T:
@@ -111,13 +127,13 @@ class AttachedGuard(Guard):
         if threading.get_ident() != self._training_thread:  # runs are saved and ended only in the thread that trains
             checkpointer.fetched_in_other_thread()
             return get()
-        self._around_fetch(checkpointer.before_fetch)
+        self._call(checkpointer.before_fetch)
         batch = get()
-        self._around_fetch(checkpointer.after_fetch)
+        self._call(checkpointer.after_fetch)
         return batch
 
     @contained
-    def _around_fetch(self, call: Callable[[], None]) -> None:
+    def _call(self, call: Callable[[], None]) -> None:
         call()
 
     # -- 2. forward
@@ -147,18 +163,20 @@ class AttachedGuard(Guard):
 
     # -- 3. backward
 
-    def watch(self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS) -> Tensor:
+    def watch(
+        self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS, tokens: Tensor | float | None = None
+    ) -> Tensor:
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             validate.check_loss(loss)  # says what is wrong; in an evaluation nothing is
-        if progress is not None and progress is not LOSS:
-            validate.check_progress(progress)
+        if progress is not LOSS or tokens is not None:
+            validate.check_judged(progress, tokens)
         if not self.disabled and loss.requires_grad:
-            self._hook_loss(loss, batch, progress)
+            self._hook_loss(loss, batch, progress, tokens)
         return loss
 
     @uncompiled
     @contained
-    def _hook_loss(self, loss: Tensor, batch: Any, progress: Progress) -> None:
+    def _hook_loss(self, loss: Tensor, batch: Any, progress: Progress, tokens: Tensor | float | None) -> None:
         if self._checkpointer is not None:
             self._checkpointer.loss_watched(batch)
         if self._recorder is not None:
@@ -171,7 +189,11 @@ class AttachedGuard(Guard):
             self._pipeline.judged_by = JudgedBy.LOSS
         else:
             self._pipeline.record_progress(progress)
-        loss.register_hook(functools.partial(self._backward_began, loss.detach(), count_samples(batch), first))
+        value = loss.detach()
+        if tokens is not None:
+            stats, new_update = self._pipeline.grad_stats, bool(self._pipeline.stepped)
+            value = stats.loss_per_token(value, tokens, new_update=new_update)
+        loss.register_hook(functools.partial(self._backward_began, value, count_samples(batch), first))
 
     @contained
     def _backward_began(self, loss: Tensor, samples: float, first: bool, gradient: Tensor) -> None:
@@ -187,7 +209,8 @@ class AttachedGuard(Guard):
         if first and pipeline.scaler is None:
             factor = abs(float(gradient))  # a wait for the device, once, at the first backward of the run
             if factor >= validate.MIN_LOSS_SCALE:
-                self._find_scaler(factor)
+                self._pipeline.scaler, message = validate.find_scaler(factor)
+                (self._warn if self._pipeline.scaler is None else self._note)("scaler", message)
         if not pipeline.layout.matches(self._optimizers):
             self._replace_pipeline()
         # Others, such as DDP, queue callbacks for the end of backward too. A callback queued from within a callback
@@ -202,17 +225,10 @@ class AttachedGuard(Guard):
             if self._recorder is not None:
                 self._recorder.backward_ended(weight.detach())
 
-    def _find_scaler(self, factor: float) -> None:
-        self._pipeline.scaler, message = validate.find_scaler(factor)
-        (self._warn if self._pipeline.scaler is None else self._note)("scaler", message)
-
     def _replace_pipeline(self) -> None:
         """Build a new pipeline, because the optimizers now hold other parameters."""
-        old = self._pipeline
         self._read_arrived(drain=True)
-        old.release()
-        new = self._pipeline = StepPipeline(self._context, timer=self._timer, shadow=self._buffer_shadow)
-        new.scaler, new.attempt, new.order = old.scaler, old.attempt + 1, old.order
+        new = self._pipeline = self._pipeline.successor(self._context, self._timer, self._buffer_shadow)
         self._reader.journal.layout(new.layout.names, new.layout.numels)
         self._reader.judge.rewired(new.layout.names, [(s.start, s.stop) for s in new.layout.optimizer_spans])
         self._recovery.pipeline_replaced(new)
@@ -285,8 +301,10 @@ class AttachedGuard(Guard):
         self._pipeline.after_step(k)
         if self._recorder is not None:
             self._recorder.step_ended(self._pipeline.attempt)
-        if self._pipeline.order.withdrawn is not None:
-            self._withdraw(self._pipeline.order.withdrawn)
+        if (withdrawn := self._pipeline.order.withdrawn) is not None:  # it did not end its iteration after all
+            self._recovery.snapshots.withdraw(withdrawn)
+            if self._checkpointer is not None:
+                self._checkpointer.withdraw(withdrawn)
         self._read_arrived()
         if not self._pipeline.order.ended:
             self._recovery.step_ended()
@@ -296,12 +314,6 @@ class AttachedGuard(Guard):
             self._checkpointer.iteration_ended()
         if self._early_checks is not None and self._early_checks.step_ended(self._pipeline.attempt):
             self._early_checks = None
-
-    def _withdraw(self, attempt: int) -> None:
-        """This attempt did not end its iteration after all: nothing may resume from there."""
-        self._recovery.snapshots.withdraw(attempt)
-        if self._checkpointer is not None:
-            self._checkpointer.withdraw(attempt)
 
     def _read_arrived(self, *, drain: bool = False) -> None:
         """Read and judge the blocks sent two steps ago, or with `drain` all that are under way."""
@@ -315,14 +327,7 @@ class AttachedGuard(Guard):
 
     @contained
     def report(self, **values: float) -> None:
-        values = validate.check_report(values)
-        if "tokens" in values:
-            so_far = self._pipeline.tokens
-            self._pipeline.tokens = values["tokens"] if math.isnan(so_far) else so_far + values["tokens"]
-        unwritten = {"tokens"} | ({"total_steps"} if values.get("total_steps") == self._reader.total_steps else set())
-        self._reader.total_steps = float(values.get("total_steps", self._reader.total_steps))
-        self._pipeline.eval_loss = float(values.get("eval_loss", self._pipeline.eval_loss))
-        metrics = {name: value for name, value in values.items() if name not in unwritten}
+        metrics = take_reported(validate.check_report(values), self._pipeline, self._reader)
         if self._checkpointer is not None:
             self._checkpointer.report(metrics)
         if metrics:
@@ -364,11 +369,8 @@ class AttachedGuard(Guard):
 
     def _close_checkpointer(self, *, intact: bool) -> Checkpointer | None:
         checkpointer, self._checkpointer = self._checkpointer, None
-        try:
-            if checkpointer is not None:
-                checkpointer.close(intact=intact)
-        except Exception as error:
-            log.error("surefoot: the last checkpoint was not saved: %s", error, exc_info=error)
+        if checkpointer is not None:
+            checkpointer.close(intact=intact)
         return checkpointer
 
     def _release(self) -> None:

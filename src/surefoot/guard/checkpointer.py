@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import signal
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from surefoot.guard.recovery import GATE_MEMORY, Recovery
 from surefoot.guard.resume import Resumer
 from surefoot.guard.step_pipeline import StepPipeline
 
+log = logging.getLogger("surefoot")
 FOLDER = "checkpoints"
 _FAILED_RUN_WAIT = 10.0
 """Seconds that a failed run waits for a save under way: other ranks may be gone."""
@@ -337,6 +339,12 @@ class Checkpointer:
 
         A signal that comes meanwhile waits for this, see `end_if_signalled`.
         """
+        try:
+            self._close(intact=intact)
+        except Exception as error:
+            log.error("surefoot: the last checkpoint was not saved: %s", error, exc_info=error)
+
+    def _close(self, *, intact: bool) -> None:
         self._consensus.close()
         try:
             if not intact:

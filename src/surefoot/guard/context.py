@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.actions.stop import TrainingStopped
 from surefoot.alarms.alarm_target import AlarmTarget
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
@@ -49,3 +50,7 @@ class GuardContext:
     """Where else numbers and events go; from the first rank."""
     verbosity: Verbosity = Verbosity.NORMAL
     """What is logged about incidents."""
+    step: int = 0
+    """Where the count of steps starts."""
+    on_stop: Callable[[TrainingStopped], None] | None = None
+    """Called instead of raising `TrainingStopped`."""

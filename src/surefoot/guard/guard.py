@@ -56,13 +56,41 @@ class Guard(ABC):
     def on_event(self, listener: Callable[[Event], None]) -> None:
         """Call `listener` with every event from now on, as it is written; a listener that raises is removed."""
 
+    @property
     @abstractmethod
-    def watch(self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS) -> Tensor:
+    def healthy(self) -> bool:
+        """Whether protection is on, no incident is open and no update was just refused. It lags two updates behind the
+        loop; right after `state_dict()` it does not. With SUREFOOT=off it is True: nobody looks."""
+
+    @abstractmethod
+    def on_rewind(self, listener: Callable[[int, int], None]) -> None:
+        """Call `listener(step, attempt)` whenever the run has gone back to its state at that step, after that attempt;
+        updates that a trial took again are in the step. It is called inside `optimizer.step()`; a listener that raises
+        is removed."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What the guard has learnt about the run, for the checkpoint of another trainer: numbers, strings, lists and
+        dicts, as JSON can hold them. It first reads and judges the numbers of all steps so far, which waits for the
+        device. With `resume=True` it is in surefoot's own checkpoints."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what an earlier guard had learnt, before the first step; what another version saved is left
+        out, with a warning."""
+
+    @abstractmethod
+    def watch(
+        self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS, tokens: Tensor | float | None = None
+    ) -> Tensor:
         """Return the loss unchanged, and follow its backward; `batch` gives the number of samples.
 
         `progress` says what to judge where the loss does not show whether the run learns, as in GRPO, PPO or a GAN: a
         number that falls as the run improves, such as minus the mean reward, or None to only check that the loss is
         finite.
+
+        `tokens` says how many tokens the loss is a sum over, where the loop divides the gradients by all tokens of the
+        update before its step: the loss is then recorded and judged per token.
         """
 
     @overload
@@ -120,7 +148,22 @@ class OffGuard(Guard):
     def on_event(self, listener: Callable[[Event], None]) -> None:
         pass
 
-    def watch(self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS) -> Tensor:
+    @property
+    def healthy(self) -> bool:
+        return True
+
+    def on_rewind(self, listener: Callable[[int, int], None]) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def watch(
+        self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS, tokens: Tensor | float | None = None
+    ) -> Tensor:
         return loss
 
     def report(self, **values: float) -> None:

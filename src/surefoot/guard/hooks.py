@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
@@ -139,6 +139,27 @@ def _register_forward_hooks(model: nn.Module, guard: LoopHooks, *, ends: bool) -
     if ends:
         handles += [m.register_forward_hook(ForwardEndHook(guard)) for m in modules]
     return handles
+
+
+def refuse_all_updates(optimizers: Iterable[Optimizer]) -> list[RemovableHandle]:
+    """From here on, optimizers step without gradients, which changes neither weights nor state."""
+    return [o.register_step_pre_hook(_without_grads) for o in optimizers]
+
+
+def _without_grads(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+
+    def drop_grads() -> Any:
+        result = None if closure is None else closure()
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        return result
+
+    if closure is None:
+        drop_grads()
+        return None
+    return (*args[:1], drop_grads, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
 
 
 def close_if_alive(guard: weakref.ref[Guard]) -> None:

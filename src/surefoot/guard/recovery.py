@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from surefoot.actions.action_context import CannotAct
 from surefoot.actions.apply import apply
@@ -21,7 +22,7 @@ from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState, initial_optimizer_state
 from surefoot.guard.context import GuardContext
-from surefoot.guard.hooks import HasSwitch
+from surefoot.guard.hooks import HasSwitch, refuse_all_updates
 from surefoot.guard.incident_capture import IncidentCapture
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.origin_control import OriginControl, origins_without_trials
@@ -74,6 +75,11 @@ class Recovery:
         """Looks for the origin of refused updates; None without a `step_fn`."""
         self.on_rewind: Callable[[int], None] | None = None
         """Called with the attempt that the run was rewound to."""
+        self.rewind_listeners: list[Callable[[int, int], None]] = []
+        """The user's, called with the step and the attempt that the run was rewound to."""
+        self.stopped = False
+        """The run was stopped, and `attach(on_stop=)` told its loop to end."""
+        self._refusing: list[RemovableHandle] = []
         self.on_stop: Callable[[], None] | None = None
         """Called before the run is stopped."""
 
@@ -152,6 +158,8 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
+        if self.stopped:
+            return
         if self.origins is not None and self.origins.pending:
             self.origins.locate_pending(self.ring)
         if self.incidents.writer.task is not None:
@@ -183,6 +191,8 @@ class Recovery:
         self._reader.release_held()
         self.incidents.writer.poll(wait=True)
         self.overrides.release()
+        for handle in self._refusing:
+            handle.remove()
         self.snapshots.ring = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -197,16 +207,16 @@ class Recovery:
 
     def _apply_decisions(self) -> None:
         decisions, self.decisions = self.decisions, []
+        if self.stopped:
+            return
         self.snapshots.report_messages()
         for decision in decisions:
             self.incidents.decided(decision)
             try:
                 result = self._try_and_apply(decision)
-            except TrainingStopped:
-                self._reader.release_held()
-                if self.on_stop is not None:
-                    self.on_stop()
-                raise
+            except TrainingStopped as reason:
+                self._stop(reason)
+                return
             except CannotAct as why:
                 self._reader.judge.failed(decision, str(why))
                 self._reader.note("failed", f"{decision.action}: {why}", attempt=self.pipeline.attempt)
@@ -216,6 +226,21 @@ class Recovery:
             else:
                 level = logging.INFO if decision.action is Action.RELAX else logging.WARNING
                 self._log_decision(level, decision, result)
+
+    def _stop(self, reason: TrainingStopped) -> None:
+        """Raise the reason, or tell the loop to end and refuse all updates until it does."""
+        self._reader.release_held()
+        if self.on_stop is not None:
+            self.on_stop()
+        if self._context.on_stop is None:
+            raise reason
+        self.stopped = True
+        self._refusing = refuse_all_updates(self._context.optimizers)
+        log.error("%s", reason, extra={EVENT_MARK: True})
+        try:
+            self._context.on_stop(reason)
+        except Exception as error:
+            log.error("surefoot: on_stop= failed: %s", error, exc_info=error)
 
     def _try_and_apply(self, decision: Decision) -> str:
         """Apply a decision, or what a trial finds to be better; returns what was done, in words."""
@@ -245,8 +270,10 @@ class Recovery:
         self._reader.record(decision)
         self.decisions = []  # about the run that is over
         if continuation is None:
-            self._reader.release_held()
-            apply(decision, self)  # a stop
+            try:
+                apply(decision, self)  # a stop
+            except TrainingStopped as reason:
+                self._stop(reason)
             return
         result = self._continue_from(continuation, self.ring)
         trials.carried_out(decision, proposed=True)
@@ -353,6 +380,12 @@ class Recovery:
             attempt=attempt,
         )
         self.snapshots.report_messages()
+        for listener in list(self.rewind_listeners):
+            try:
+                listener(state.step, state.attempt)
+            except Exception as error:
+                self.rewind_listeners.remove(listener)
+                log.error("surefoot: a listener of on_rewind failed and is removed: %s", error, exc_info=error)
 
     def reset_optimizers(self) -> None:
         for optimizer, prefilled in self._prefilled:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from surefoot.checkpoint.manager import CheckpointManager, Resumed
 from surefoot.guard.context import GuardContext
+from surefoot.guard.guard_state import load_judge_state
 from surefoot.guard.metrics_reader import CheckpointEventLog, MetricsReader
 from surefoot.guard.recovery import Recovery
 from surefoot.journal.reader import read
@@ -70,19 +71,7 @@ class Resumer:
         self._reader.step = resumed.step
         state = resumed.guard or {}
         notes = [*resumed.notes, *map(str, state.get("inexact", ()))]
-        try:
-            self._reader.judge.load_state_dict(state["judge"])
-            self._reader.history.load_state_dict(state["history"])
-            if "rewound" in state:  # saved during an incident, from a snapshot taken before it
-                self._reader.judge.rewound(*state["rewound"])
-            if "order" in state:
-                self._reader.order.load_state_dict(state["order"])
-            applier = self._recovery.overrides
-            for optimizers, overrides in self._reader.judge.overrides_by_optimizer:
-                if overrides != StepOverrides() and applier.unsupported_reason(overrides) is None:
-                    applier.set(overrides, optimizers)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            notes.append(f"the judge starts over, since its saved state is of another version: {error!r}")
+        notes += load_judge_state(state, self._reader, self._recovery)
         values = {"step": resumed.step, "seconds": round(seconds, 3), "notes": notes}
         self._events.record("resumed", f"resumed from {resumed.checkpoint} at step {resumed.step}", values)
         for note in notes:

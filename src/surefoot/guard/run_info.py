@@ -54,6 +54,7 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
         steps_of=context.steps_of,
         verbosity=context.verbosity,
     )
+    reader.step = context.step
     journal.layout(layout.names, layout.numels)
     if pipeline.system_missing and journal.rank == 0:
         log.info("surefoot: %s", pipeline.system_missing)

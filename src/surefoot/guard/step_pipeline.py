@@ -393,6 +393,13 @@ class StepPipeline:
         for gate in self.gates:
             gate.optimizer_state_replaced()
 
+    def successor(self, context: GuardContext, timer: StepTimer, shadow: BufferShadow | None) -> StepPipeline:
+        """A pipeline for the same optimizers, which hold other parameters now; this one is released."""
+        self.release()
+        new = StepPipeline(context, timer=timer, shadow=shadow)
+        new.scaler, new.attempt, new.order = self.scaler, self.attempt + 1, self.order
+        return new
+
     def release(self) -> None:
         """Put back whatever was hidden from a step."""
         self.nan_tracer.disarm()

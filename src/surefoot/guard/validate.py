@@ -18,6 +18,7 @@ from surefoot.alarms.alarm_target import AlarmError, AlarmTarget, alarm_targets,
 from surefoot.checkpoint.train_state import RandomGenerator
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.veto import unwrap_optimizer
+from surefoot.guard.guard import LOSS
 from surefoot.judge.policy import Policy
 from surefoot.sinks.sink import SinkError
 from surefoot.sinks.sink_choice import SinkChoice, sink_choices
@@ -39,6 +40,9 @@ OPTIONS = (
     "preflight",
     "alarms",
     "sinks",
+    "verbosity",
+    "step",
+    "on_stop",
 )
 _RENAMED = {"ring": "snapshot_memory"}
 
@@ -119,6 +123,26 @@ def check_step_fn(step_fn: object) -> Any:
             "the loss: step_fn=lambda model, batch: loss_fn(model, batch)."
         )
     return step_fn
+
+
+def check_first_step(step: object, *, resume: object) -> int:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise Misuse(f"attach: step={step!r} is no step count. Pass the number of updates done so far, such as step=0.")
+    if step and resume:
+        raise Misuse(
+            "attach: step= and resume=True contradict each other: with resume=True the step comes from surefoot's "
+            "checkpoint. Pass step= only where another trainer resumes the run."
+        )
+    return step
+
+
+def check_on_stop(on_stop: object) -> Any:
+    if on_stop is not None and not callable(on_stop):
+        raise Misuse(
+            f"attach: on_stop={on_stop!r} cannot be called. It is a function that is given the TrainingStopped "
+            "exception and makes the loop end."
+        )
+    return on_stop
 
 
 def check_steps_of(given: object, optimizers: Sequence[Optimizer]) -> int | None:
@@ -242,7 +266,15 @@ def check_loss(loss: object) -> Tensor:
     return loss
 
 
-def check_progress(progress: object) -> None:
+def check_judged(progress: object, tokens: object) -> None:
+    """Check what is to be judged instead of the loss."""
+    if progress is not LOSS and progress is not None:
+        _check_progress(progress)
+    if tokens is not None:
+        _check_tokens(tokens, progress)
+
+
+def _check_progress(progress: object) -> None:
     is_number = isinstance(progress, int | float) or (isinstance(progress, Tensor) and progress.numel() == 1)
     if not is_number:
         actual = f"of shape {tuple(progress.shape)}" if isinstance(progress, Tensor) else type(progress).__name__
@@ -250,6 +282,14 @@ def check_progress(progress: object) -> None:
             f"watch: progress= must be one number, not {actual}. Pass a number that falls as the run improves, such as "
             "-rewards.mean(), or None to only check that the loss is finite."
         )
+
+
+def _check_tokens(tokens: object, progress: object) -> None:
+    if not (tokens.numel() == 1 if isinstance(tokens, Tensor) else isinstance(tokens, int | float) and tokens > 0):
+        actual = f"of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else repr(tokens)
+        raise Misuse(f"watch: tokens= is the number of tokens that the loss is a sum over, not {actual}.")
+    if progress is not LOSS:
+        raise Misuse("watch: tokens= and progress= both say what to judge. Pass one of them.")
 
 
 def check_report(values: Mapping[str, Any]) -> dict[str, float]:

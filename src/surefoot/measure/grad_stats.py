@@ -36,6 +36,8 @@ class GradStats:
         self.ranks: Ranks = find_ranks(layout, device)
         self.num_microbatches = 0
         """Microbatches measured since the last update; set to 0 to begin the next, whose first overwrites the sums."""
+        self._loss_tokens: Tensor | float = 0.0
+        """Tokens of the current update, where its losses are sums over them."""
         self.present: tuple[bool, ...] = ()
         """Which tensors had a gradient when they were last measured."""
         self._dtype = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
@@ -93,6 +95,16 @@ class GradStats:
         )
         self.num_microbatches += loss is not None
         return None
+
+    def loss_per_token(self, loss: Tensor, tokens: Tensor | float, *, new_update: bool) -> Tensor:
+        """What to add to the sum of the losses of this update, so that it becomes their sum per token."""
+        first = new_update or self.num_microbatches == 0
+        earlier = 0.0 if first else self._loss_tokens
+        self._loss_tokens = earlier + tokens
+        if first:
+            return loss / tokens
+        mean = self.block.summary[SummarySlot.LOSS].to(loss.device)
+        return (loss - mean * tokens) / self._loss_tokens
 
     def recheck_grads(self) -> None:
         """Check gradients that the loop changed after backward: count non-finite tensors, and take their norm."""

@@ -40,7 +40,9 @@ class UnprotectedGuard(OffGuard):
         losses = [*self._recent, *([_mean(self._losses)] if self._losses else [])]
         return (torch.stack(losses).tolist() if losses else []), []
 
-    def watch(self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS) -> Tensor:
+    def watch(
+        self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS, tokens: Tensor | float | None = None
+    ) -> Tensor:
         if self._current_step != self.step:
             if self._losses:
                 self._recent.append(_mean(self._losses))
