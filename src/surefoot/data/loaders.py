@@ -14,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from surefoot.data.augmentation_rng import AugmentedDataset, WorkerSeededDataset
 from surefoot.data.epoch_order import KIND, hash_key, parse_position
+from surefoot.data.sample_sources import source_in
 from surefoot.data.sampler import BATCH, Sampler
 
 
@@ -89,6 +90,8 @@ class Loader(StatefulDataLoader[Any]):
     the last batch the position stays in the old epoch until the loop has ended, so a run saved there first ends its
     epoch, without another batch. `load_state_dict`, `set_epoch` and `ban` take effect at the next batch, also within a
     running loop; prefetched batches are discarded.
+
+    A data set with a method `source_of(index)` names its samples, as file and line or by row: guards use it.
     """
 
     def __init__(self, dataset: Dataset[Any], sampler: Sampler, **options: Any) -> None:
@@ -106,6 +109,7 @@ class Loader(StatefulDataLoader[Any]):
                 **options,
             )
         self._batches = sampler
+        self._samples = dataset
         self._iter: Any = None
         """Torchdata's iterator; None when it must be restarted from the sampler's position."""
         self._loops = 0
@@ -114,6 +118,8 @@ class Loader(StatefulDataLoader[Any]):
         """Batches that the loop has received so far."""
         self.seeds_workers = isinstance(dataset, AugmentedDataset | WorkerSeededDataset)
         """Whether random numbers drawn in worker processes depend on the batch only, so that a resume repeats them."""
+        self.bans_changed: Callable[[], None] | None = None
+        """Called after each `ban` and `lift`: the guard writes down what is banned."""
         self.through: Callable[[Callable[[], Any]], Any] | None = None
         """Called with a function that fetches a batch: the guard captures the random state before each fetch."""
 
@@ -164,7 +170,32 @@ class Loader(StatefulDataLoader[Any]):
         """Never yield these samples again; call it with the same ones on all ranks."""
         state = self.state_dict()
         self._batches.ban(samples)
+        self._bans_changed(state)
+
+    def lift(self, samples: int | Iterable[int]) -> None:
+        """Yield these banned samples again; call it with the same ones on all ranks."""
+        state = self.state_dict()
+        self._batches.lift(samples)
+        self._bans_changed(state)
+
+    def _bans_changed(self, state: dict[str, Any]) -> None:
         self._move_to({**state, "banned": self._batches.state_dict()["banned"]})
+        if self.bans_changed is not None:
+            self.bans_changed()
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """The banned samples, sorted."""
+        return self._batches.position.banned
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the data set, banned ones included."""
+        return self._batches.position.length
+
+    def source_of(self, sample: int) -> str:
+        """File and line of a sample, or its row, as far as the data set knows; else empty."""
+        return source_in(self._samples, sample)
 
     def _move_to(self, state: dict[str, Any]) -> None:
         """Move the sampler to this position and discard prefetched batches."""
