@@ -339,6 +339,39 @@ def recipes(
     raise typer.Exit(show(name, RecipesOptions(as_json=as_json, to=to, keys=keys)))
 
 
+_DATA = """List the samples that a run does not train on any more, lift bans, or add some; needs no torch.
+
+A sample that makes an update non-finite is banned by itself, if the loader is one of surefoot.data and step_fn is \
+given. --lift and --ban hold from the next resume on, and are refused while the run is training.
+
+Exit codes: 0 fine; 2 bad usage.
+"""
+_DATA_EXAMPLES = """Examples:
+
+surefoot data runs/a
+
+surefoot data runs/a --lift 17 --lift 23
+
+surefoot data runs/a --lift all
+
+surefoot data runs/a --ban 4711
+"""
+
+
+@app.command(help=_DATA, epilog=_DATA_EXAMPLES, short_help="List, lift or add the banned samples of a run.")
+def data(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    lift: Annotated[
+        list[str] | None, typer.Option(metavar="SAMPLE", help="Train on this sample again; all: on every one.")
+    ] = None,
+    ban: Annotated[list[str] | None, typer.Option(metavar="SAMPLE", help="Do not train on this sample.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the bans as JSON.")] = False,
+) -> None:
+    from surefoot.cli.data_bans import show
+
+    raise typer.Exit(show(run, lift=lift or (), ban=ban or (), as_json=as_json))
+
+
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(bench, name="bench")
 

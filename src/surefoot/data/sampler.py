@@ -34,7 +34,7 @@ class Sampler(TorchSampler[list[Any]]):
     repeated, with a warning.
 
     Banned samples are skipped from the next batch on, in later epochs too; the batch is filled with the samples after
-    them, whose order stays. A ban holds until it is lifted: loading a position that was saved before it does not end it.
+    them, whose order stays. A ban holds until it is lifted, also where a position is loaded that was saved before it.
     All ranks must ban the same ones. In a loader that prefetches call the loader's `ban`, `lift`, `set_epoch` and
     `load_state_dict`, which also discard prefetched batches.
 

@@ -27,6 +27,7 @@ from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.origin_control import OriginControl, origins_without_trials
 from surefoot.guard.rank_barrier import barrier_of
 from surefoot.guard.run_snapshots import RunSnapshots
+from surefoot.guard.sample_bans import SampleBans
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import Continuation, TrialControl
 from surefoot.guard.trial_setup import make_trials
@@ -72,6 +73,7 @@ class Recovery:
         self.incidents = IncidentCapture(context, pipeline, reader, self._train_state)
         self.origins: OriginControl | None = None
         """Looks for the origin of refused updates; None without a `step_fn`."""
+        self.bans = SampleBans(context, reader, pipeline.grad_stats.ranks, self.all_ranks_guarded)
         self.on_rewind: Callable[[int], None] | None = None
         """Called with the attempt that the run was rewound to."""
         self.on_stop: Callable[[], None] | None = None
@@ -95,6 +97,12 @@ class Recovery:
         self.incidents.recorder = made.recorder
         made.on_harm = self.incidents.trial_ended
         return made.recorder
+
+    def start_bans(self) -> None:
+        """The run is resumed, or has begun: from here on banned samples are left out; all ranks must call this."""
+        self.bans.start(finds_samples=self.origins is not None)
+        if self.origins is not None:
+            self.origins.ban = self.bans.ban_culprits
 
     @property
     def ring(self) -> SnapshotRing | None:
@@ -145,7 +153,7 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
-        if self.origins is not None and self.origins.pending:
+        if self.origins is not None and self.origins.pending and not self._within_iteration:
             self.origins.locate_pending(self.ring)
         if self.incidents.writer.pending:
             self.incidents.writer.poll()
@@ -171,6 +179,7 @@ class Recovery:
         """Lift all overrides and free the snapshots."""
         self.snapshots.report_messages()
         self.incidents.writer.poll(wait=True)
+        self.bans.release()
         self.overrides.release()
         self.snapshots.ring = None
 

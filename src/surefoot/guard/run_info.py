@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from surefoot.gate.veto import VetoMethod, has_fused_form, on_accelerator
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.sample_bans import BansSamples
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
@@ -111,6 +112,8 @@ def _run_json(context: GuardContext, pipeline: StepPipeline) -> dict[str, Any]:
         "optimizers": optimizers,
         "processes": pipeline.grad_stats.ranks.world_size,
     }
+    if isinstance(context.loader, BansSamples):
+        config["num_samples"] = context.loader.num_samples
     info = {"config": config, "data": None} | describe_environment(pipeline.device)
     for name, extra in context.run_info.items():
         value = info.get(name)

@@ -120,6 +120,8 @@ class EventNarrator:
                 self.actions[number] = f"rewound to step {target}"
                 text = f"rewound to step {target}, {self._rewind.get('remedy', 'to be safe')}"
             self._emit(number, "action", f"{text}{self._because(self._rewind)}", "bold")
+        elif event["name"] == "banned":
+            self._emit(number, "action", event["detail"], "bold")
         elif event["name"] in ("failed", "degraded"):
             self._emit(number, "failed", event["detail"], "red")
 
