@@ -16,9 +16,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from surefoot.cases.model_family import family_of
 from surefoot.gate.veto import VetoMethod, has_fused_form, on_accelerator
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.old_cases import read_old_cases
 from surefoot.guard.sample_bans import BansSamples
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.lock import RunDirectoryInUse
@@ -44,6 +46,8 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
         journal, judge, policy=context.policy, timer=timer, order=pipeline.order, steps_of=context.steps_of
     )
     journal.layout(layout.names, layout.numels)
+    if context.cases is not None:
+        _read_cases(reader, context, names, judged["kinds"])
     reader.note("attached", "; ".join(g.veto_reason for g in pipeline.gates), attempt=journal.last_attempt + 1)
     for gate in pipeline.gates:
         if gate.veto_method is VetoMethod.HOST and on_accelerator(layout.params) and journal.rank == 0:
@@ -51,6 +55,17 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
                 logging.WARNING if has_fused_form(gate.optimizer) else logging.INFO, "surefoot: %s", gate.veto_reason
             )
     return reader
+
+
+def _read_cases(reader: MetricsReader, context: GuardContext, names: list[str], kinds: list[str]) -> None:
+    """Read the old cases that this run was attached with; a failure is a warning."""
+    assert context.cases is not None
+    optimizer = type(context.optimizers[0]).__name__
+    family = family_of(names, kinds)
+    reader.old_cases, text = read_old_cases(context.cases, context.run_dir, family=family, optimizer=optimizer)
+    reader.note("cases", text, attempt=reader.journal.last_attempt + 1)
+    if reader.journal.rank == 0:
+        log.log(logging.WARNING if reader.old_cases is None else logging.INFO, "surefoot: %s", text)
 
 
 # -- run.json

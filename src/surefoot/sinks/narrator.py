@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from surefoot.cases.similarity import similar_sentence
 from surefoot.records import Action, Cause, Event, FindingKind
 
 Emit = Callable[[int, str, str, str | None], None]
-"""Receives one line: step, label (finding, cause, action, trial, outcome, would, failed), text, style."""
+"""Receives one line: step, label (finding, cause, case, action, trial, outcome, would, failed), text, style."""
 SYSTEM_DETECTORS = frozenset[str]({FindingKind.SLOW_STEPS, FindingKind.IDLE_DEVICE, FindingKind.MEMORY_GROWTH})
 """Detectors that look at the machine and not at the training."""
 REFUSALS = (FindingKind.NONFINITE, FindingKind.NORM_OUTLIER)
@@ -85,6 +86,8 @@ class EventNarrator:
             text = event["detail"].replace(". ", ": ", 1)
             confidence = "" if event["cause"] == Cause.UNKNOWN else f" ({event['confidence']:.0%} sure)"
             self._emit_once(event, "cause", f"{text}{confidence}", "cyan")
+            for case in event.get("similar_cases") or ():
+                self._emit_once(event, "case", similar_sentence(case), "cyan")
         self._diagnosed_attempt = event["attempt"]
 
     def _decision(self, event: Mapping[str, Any]) -> None:

@@ -103,6 +103,7 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
         resume=not policy.observe,
         step_fn=step_fn_of(parts),
         run_info=record,
+        cases=protection.cases,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from surefoot.cases.similarity import similar_sentence
 from surefoot.journal import reader
 from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.strict_json import loads_object
@@ -25,6 +26,7 @@ _SKIPPED_COLUMNS = frozenset(
     {"verdict", "optimizer", "bad_microbatch", "num_microbatches", "rank", "loss_d1", "loss_d2"}
 )
 _MAX_EVENT_NOTES = 12
+_MAX_SIMILAR = 3
 _INTERVENTIONS = ("constrain", "rewind", "stop")
 """Decisions that change the run beyond vetoing an update."""
 _RECENT_ATTEMPTS = 20
@@ -98,7 +100,7 @@ def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
             attempt=attempt,
             cause=cause,
             confidence=float(confidence) if isinstance(confidence, int | float) else 0.0,
-            evidence=(*_reason(event), *_finding_evidence(event, attempt, findings)),
+            evidence=(*_reason(event), *_finding_evidence(event, attempt, findings), *_similar(event)),
             advice=tuple(map(str, advice)) if isinstance(advice, list) else (),
             decided=bool(decision),
             applied=_member(Action, decision.get("action")) if decision and decision.get("applied", True) else None,
@@ -129,6 +131,13 @@ def _finding_evidence(event: dict[str, Any], attempt: int, findings: list[dict[s
             last[str(name)] = f"step {finding.get('step')}: {detail}"
     reason = _reason(event)
     return [words for words in last.values() if words.partition(": ")[2] not in reason]
+
+
+def _similar(event: dict[str, Any]) -> list[str]:
+    """The incidents of earlier runs that were like this one."""
+    cases = event.get("similar_cases")
+    known = [case for case in cases[:_MAX_SIMILAR] if isinstance(case, dict)] if isinstance(cases, list) else []
+    return [similar_sentence(case) for case in known]
 
 
 def _add_rows(scalars: reader.Scalars, builder: TableBuilder) -> None:
