@@ -76,6 +76,7 @@ def _read_library(path: Path) -> CaseLibrary:
         raise NoCases(f"{path} is larger than {MAX_LIBRARY_BYTES >> 20} MiB. Split it")
     cases: list[Case] = []
     notes: list[str] = []
+    torn = ""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if number > MAX_LINES:
@@ -85,16 +86,18 @@ def _read_library(path: Path) -> CaseLibrary:
                 continue
             values = loads_object(line)
             if values is None:
-                if line.endswith(b"\n"):  # a torn last line is ignored
-                    notes.append(f"line {number} is left out: it is not a JSON object")
+                torn = f"line {number} is left out: it is not a JSON object"
+                if line.endswith(b"\n"):  # a torn last line of a library is ignored
+                    notes.append(torn)
                 continue
             try:
                 cases.append(case_from_json(values))
             except InvalidCase as error:
                 notes.append(f"line {number} is left out: {error}")
-    if notes and not cases:
+    problem = next(iter(notes), torn)
+    if problem and not cases:
         raise NoCases(
-            f"{path} is no case library: {notes[0]}. Write one with: surefoot cases FOLDER --export FILE.jsonl"
+            f"{path} is no case library: {problem}. Write one with: surefoot cases FOLDER --export FILE.jsonl"
         )
     return CaseLibrary(cases, 0, notes[:MAX_NOTES])
 

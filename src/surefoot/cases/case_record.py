@@ -5,7 +5,6 @@ A case holds no weights, no batches, no free text and no path: a library of them
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 CASE_SCHEMA = 1
 MAX_TEXT = 120
 MAX_ITEMS = 32
+MAX_NUMBER = 1e300
 UNKNOWN = "unknown"
 REFUSE = "refuse"
 
@@ -121,5 +121,6 @@ def texts(values: object) -> tuple[str, ...]:
 
 def number(value: object) -> float | None:
     """A finite number; None for anything else."""
-    finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return float(value) if finite and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < MAX_NUMBER else None

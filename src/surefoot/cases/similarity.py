@@ -11,7 +11,7 @@ from surefoot.cases.case_record import REFUSE, UNKNOWN, Case, number, text
 MAX_SIMILAR = 3
 SAME_CAUSE, NAMED_CAUSE, SAME_FINDINGS = 4.0, 2.0, 3.0
 SAME_FAMILY, SAME_OPTIMIZER, SAME_PHASE = 2.0, 1.0, 1.0
-MIN_SCORE = 5.0
+MIN_SCORE = 6.0
 """What a case must reach: neither the same model nor the same cause alone makes it similar."""
 
 
@@ -50,9 +50,9 @@ def most_similar(cases: Sequence[Case], incident: NewIncident) -> list[tuple[flo
     return scored[:MAX_SIMILAR]
 
 
-def remedy_that_helped(similar: Sequence[tuple[float, Case]]) -> str:
-    """What was done in the most similar case in which it helped, beyond refusing updates; empty where there is none."""
-    return next((case.remedy for _, case in similar if case.helped and case.remedy not in ("", REFUSE)), "")
+def remedies_that_helped(similar: Sequence[tuple[float, Case]]) -> list[str]:
+    """What was done in similar cases in which it helped, beyond refusing updates; of the most similar case first."""
+    return [case.remedy for _, case in similar if case.helped and case.remedy not in ("", REFUSE)]
 
 
 def as_event_field(similar: Sequence[tuple[float, Case]]) -> tuple[dict[str, Any], ...]:

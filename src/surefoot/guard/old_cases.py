@@ -10,7 +10,7 @@ from pathlib import Path
 from surefoot.cases.case_library import NoCases, load_cases
 from surefoot.cases.case_record import Case
 from surefoot.cases.model_family import phase_of
-from surefoot.cases.similarity import NewIncident, as_event_field, most_similar, remedy_that_helped
+from surefoot.cases.similarity import NewIncident, as_event_field, most_similar, remedies_that_helped
 from surefoot.records import Diagnosis, Event
 from surefoot.trials.branches import BranchId, branch_of_remedy
 
@@ -47,7 +47,8 @@ class OldCases:
             phase=phase_of(diagnosis.step),
         )
         similar = most_similar(self._cases, incident)
-        self.first_branch = branch_of_remedy(remedy_that_helped(similar))
+        branches = (branch_of_remedy(remedy) for remedy in remedies_that_helped(similar))
+        self.first_branch = next((branch for branch in branches if branch is not None), None)
         return replace(diagnosis, similar_cases=as_event_field(similar)) if similar else diagnosis
 
 
