@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from surefoot.judge.case_facts import CaseFacts
 from surefoot.judge.cause_catalog import CAUSES
 from surefoot.judge.decision_tree import Facts, walk
 from surefoot.judge.incident import Incident, evidence_of
@@ -26,6 +27,10 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
         )
     )
     evidence = evidence_of(incident) | {"path": path.as_text()}
+    ranked = rank_causes(incident)[:3]
+    # What one part of the model shows belongs to the first diagnosis, the only one that a console prints.
+    part_hint = CaseFacts(incident).language_hint
+    hint = f" {part_hint}" if part_hint and part_hint not in ranked[0][2] else ""
     return [
         Diagnosis(
             step=row.step,
@@ -35,9 +40,9 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
             confidence=confidence,
             evidence=evidence if place == 0 else {},
             advice=CAUSES[cause].remedies if place else (*CAUSES[cause].remedies, *path.advice),
-            detail=f"{CAUSES[cause].sentence} {reason}",
+            detail=f"{CAUSES[cause].sentence} {reason}" + (hint if place == 0 else ""),
         )
-        for place, (cause, confidence, reason) in enumerate(rank_causes(incident)[:3])
+        for place, (cause, confidence, reason) in enumerate(ranked)
     ]
 
 
