@@ -9,6 +9,7 @@ import typer
 
 from surefoot import __version__
 from surefoot.cli.bench import bench
+from surefoot.cli.case_commands import CASES, CASES_EXAMPLES, DATA, DATA_EXAMPLES, cases, data
 from surefoot.cli.checkpoint_commands import checkpoints_app
 from surefoot.cli.needs import ENGINE, needs_torch
 
@@ -339,74 +340,8 @@ def recipes(
     raise typer.Exit(show(name, RecipesOptions(as_json=as_json, to=to, keys=keys)))
 
 
-_CASES = """List the incidents of all runs below a folder: what happened, what was tried, and whether it helped.
-
-FOLDER holds run directories, at any depth, or is a case library that --export has written. Pass either one to \
-surefoot.attach(..., cases=...), or as protection.cases in a recipe: a new incident then names the old ones that are \
-most like it, and what helped there is tried first.
-
-Exit codes: 0 fine; 2 bad usage.
-"""
-_CASES_EXAMPLES = """Examples:
-
-surefoot cases
-
-surefoot cases runs --cause learning_rate --model transformer
-
-surefoot cases runs --export library.jsonl
-
-surefoot cases library.jsonl --json
-"""
-
-
-@app.command(help=_CASES, epilog=_CASES_EXAMPLES, short_help="List the incidents of many runs, and what helped.")
-def cases(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="A folder with runs, or a case library.")] = Path(),
-    cause: Annotated[str, typer.Option(metavar="NAME", help="Only this cause, such as learning_rate.")] = "",
-    model: Annotated[str, typer.Option(metavar="NAME", help="Only models whose family or class has this in it.")] = "",
-    export: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Write the cases to this library, which can be shared.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the cases as JSON.")] = False,
-) -> None:
-    from surefoot.cli.cases_page import CasesOptions, show
-
-    raise typer.Exit(show(folder, CasesOptions(cause=cause, model=model, export=export, as_json=as_json)))
-
-
-_DATA = """List the samples that a run does not train on any more, lift bans, or add some; needs no torch.
-
-A sample that makes an update non-finite is banned by itself, if the loader is one of surefoot.data and step_fn is \
-given. --lift and --ban hold from the next resume on, and are refused while the run is training.
-
-Exit codes: 0 fine; 2 bad usage.
-"""
-_DATA_EXAMPLES = """Examples:
-
-surefoot data runs/a
-
-surefoot data runs/a --lift 17 --lift 23
-
-surefoot data runs/a --lift all
-
-surefoot data runs/a --ban 4711
-"""
-
-
-@app.command(help=_DATA, epilog=_DATA_EXAMPLES, short_help="List, lift or add the banned samples of a run.")
-def data(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    lift: Annotated[
-        list[str] | None, typer.Option(metavar="SAMPLE", help="Train on this sample again; all: on every one.")
-    ] = None,
-    ban: Annotated[list[str] | None, typer.Option(metavar="SAMPLE", help="Do not train on this sample.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the bans as JSON.")] = False,
-) -> None:
-    from surefoot.cli.data_bans import show
-
-    raise typer.Exit(show(run, lift=lift or (), ban=ban or (), as_json=as_json))
-
-
+app.command(help=CASES, epilog=CASES_EXAMPLES, short_help="List the incidents of many runs, and what helped.")(cases)
+app.command(help=DATA, epilog=DATA_EXAMPLES, short_help="List, lift or add the banned samples of a run.")(data)
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(bench, name="bench")
 
