@@ -40,6 +40,8 @@ OTHER_MEANINGS = {
 OTHER_COMPARISONS = {
     "src/surefoot/train/preflight/resume_checks.py": {"float32"},
     "src/surefoot/train/speed.py": {"float32"},
+    "src/surefoot/plan/fast_path.py": {"float32"},
+    "src/surefoot/plan/memory_pages.py": {"float32"},
     "src/surefoot/journal/columns.py": {"nonfinite"},
     "src/surefoot/guard/checkpointer.py": {"stop"},
     "src/surefoot/guard/preemption.py": {"stop"},

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from surefoot.kinds import Action, Cause
+
 CASE_SCHEMA = 1
 MAX_TEXT = 120
 MAX_ITEMS = 32
 MAX_NUMBER = 1e300
-UNKNOWN = "unknown"
-REFUSE = "refuse"
+UNKNOWN = Cause.UNKNOWN.value
+REFUSE = Action.REFUSE.value
 
 
 class InvalidCase(ValueError):

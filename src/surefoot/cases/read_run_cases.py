@@ -15,7 +15,7 @@ from surefoot.cases.model_family import WRAPPERS, family_of, phase_of
 from surefoot.journal.reader import Run, read
 from surefoot.journal.row_file import file_size
 from surefoot.journal.run_json import RUN_JSON
-from surefoot.records import Verdict
+from surefoot.records import Action, FindingKind, Severity, Verdict
 
 GAP = 50
 """Attempts without trouble after which what follows is another incident."""
@@ -27,7 +27,7 @@ LOSS_ROWS, MIN_ROWS_AFTER = 20, 5
 """Updates before and after an incident whose median losses are compared; fewer after it are no outcome."""
 STILL_GOOD_RATIO = 1.5
 """An incident that only led to refusals is over well if the loss is at most this many times what it was."""
-_CHANGING = ("refuse", "constrain", "rewind", "accept", "stop")
+_CHANGING = (Action.REFUSE, Action.CONSTRAIN, Action.REWIND, Action.ACCEPT, Action.STOP)
 
 
 class UnreadableRun(ValueError):
@@ -121,7 +121,7 @@ def _incidents(events: Iterable[dict[str, Any]]) -> Iterable[_Incident]:
 
 def _is_trouble(event: Mapping[str, Any]) -> bool:
     if event.get("kind") == "finding":
-        return event.get("severity", "suspicious") != "report_only"
+        return event.get("severity") != Severity.REPORT_ONLY
     return event.get("kind") == "decision" and event.get("action") in _CHANGING
 
 
@@ -151,7 +151,7 @@ def _case(incident: _Incident, run: Run, name: str, model: _ModelFacts) -> Case:
     outcomes = [o for o in incident.of("outcome") if isinstance(o.get("helped"), bool)]
     before, after = _losses(run, incident)
     helped: bool | None = bool(outcomes[-1]["helped"]) if outcomes else None
-    if not outcomes and set(actions) == {REFUSE} and before is not None and after is not None:
+    if not outcomes and actions == (REFUSE,) and before is not None and after is not None:
         helped = after <= before + (STILL_GOOD_RATIO - 1) * abs(before)
     banned = [_mapping(note.get("values")).get("samples") for note in incident.of("note")]
     step = incident.events[0].get("step")
@@ -184,7 +184,7 @@ def _case(incident: _Incident, run: Run, name: str, model: _ModelFacts) -> Case:
 def _origin(finding: Mapping[str, Any]) -> Mapping[str, Any]:
     """The origin that a finding names: module and operation."""
     evidence = _mapping(finding.get("evidence"))
-    if finding.get("detector") != "origin":
+    if finding.get("detector") != FindingKind.ORIGIN:
         return {}
     return {"module": evidence.get("module"), "operation": _mapping(evidence.get("origin")).get("operation")}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,9 +13,12 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from surefoot.data.augmentation_rng import AugmentedDataset, WorkerSeededDataset
-from surefoot.data.epoch_order import KIND, hash_key, parse_position
+from surefoot.data.epoch_order import KIND, hash_key
 from surefoot.data.sample_sources import source_in
 from surefoot.data.sampler import BATCH, Sampler
+
+RECENT_BATCHES = 256
+"""Batches whose samples are remembered: an update is judged two steps later, and may be made of many batches."""
 
 
 def make_loader(
@@ -114,6 +117,10 @@ class Loader(StatefulDataLoader[Any]):
         """Torchdata's iterator; None when it must be restarted from the sampler's position."""
         self._loops = 0
         self._last_batch: list[Any] = []
+        self._issued: deque[list[Any]] = deque()
+        sampler.issued = self._issued
+        self._recent: deque[tuple[int, list[Any]]] = deque(maxlen=RECENT_BATCHES)
+        """The last batches with their numbers, by their samples."""
         self.num_fetched = 0
         """Batches that the loop has received so far."""
         self.seeds_workers = isinstance(dataset, AugmentedDataset | WorkerSeededDataset)
@@ -134,18 +141,9 @@ class Loader(StatefulDataLoader[Any]):
         return _without_epochs(batch)
 
     def samples_of(self, number: int) -> list[int]:
-        """The sample indices of the batch after which `num_fetched` was this number, on this rank; empty where they
-        are not known any more: that was in an epoch before, or the loader has been moved since."""
-        ago = self.num_fetched - number
-        if ago <= 0:
-            return self.last_samples if ago == 0 else []
-        position = parse_position(self.state_dict())
-        cursor = position.cursor - (ago + 1) * self._batches.batch_size * self._batches.world_size
-        if cursor < 0:
-            return []
-        again = [*islice(self._batches._batches_from(position.at(position.epoch, cursor)), ago + 1)]
-        batches = [_without_epochs(batch) for batch, _ in again]
-        return batches[0] if len(batches) == ago + 1 and batches[-1] == self.last_samples else []
+        """The sample indices of the batch after which `num_fetched` was this number, on this rank; empty for batches
+        too long ago."""
+        return next((_without_epochs(batch) for count, batch in reversed(self._recent) if count == number), [])
 
     def __iter__(self) -> Any:
         self._move_to(self.state_dict())
@@ -204,6 +202,7 @@ class Loader(StatefulDataLoader[Any]):
 
     def _discard(self) -> None:
         self._last_batch, self._iter = self.last_samples, None
+        self._issued.clear()
         if not self.persistent_workers:
             self._iterator = None
 
@@ -230,6 +229,8 @@ class Loader(StatefulDataLoader[Any]):
             self._move_to(self.state_dict() if self.num_workers else before.state_dict())
             raise
         self.num_fetched += 1
+        if self._issued:
+            self._recent.append((self.num_fetched, self._issued.popleft()))
         return batch
 
     def _saved_state(self, kind: str) -> dict[str, Any]:

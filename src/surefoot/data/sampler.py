@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any, TypeVar
@@ -65,6 +66,8 @@ class Sampler(TorchSampler[list[Any]]):
         self.rank, self.world_size = rank, world_size
         self._with_epoch = with_epoch
         self._jumps = 0
+        self.issued: deque[list[Any]] | None = None
+        """The batches handed out that a loader has not yet passed on, where one keeps account of them."""
         self._position = Position(seed=seed, length=length, shuffle=bool(shuffle))
         self._check_enough(self._position)
 
@@ -143,6 +146,8 @@ class Sampler(TorchSampler[list[Any]]):
             jumps = self._jumps
             for batch, cursor in self._batches_from(self._position):
                 self._position = self._position.at(self._position.epoch, cursor)
+                if self.issued is not None:
+                    self.issued.append(batch)
                 yield batch
                 if self._jumps != jumps:
                     break
