@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +135,20 @@ def test_a_ban_by_the_loop_is_kept_too(tmp_path: Path) -> None:
     (ban,) = read_bans(tmp_path).bans
     assert (ban.sample, ban.by, ban.source) == (5, "loop", "table.csv:6")
     assert 5 not in train(tmp_path, (), EPOCH)
+
+
+def test_a_loader_keeps_no_guard_alive_and_can_be_copied(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    loader = make_loader(banned_run.Rows(), BATCH, seed=3)
+    guard = surefoot.attach(model, surefoot_optimizer(model), run_dir=tmp_path, loader=loader, step_fn=step_fn)
+    assert copy.deepcopy(loader.bans_changed) is not None
+    copy.copy(loader).ban(3)
+    gone = weakref.ref(guard)
+    guard.close()
+    del guard, model
+    gc.collect()
+    assert gone() is None
+    loader.ban(5)
 
 
 def surefoot_optimizer(model: nn.Module) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -84,7 +85,7 @@ class SampleBans:
         wanted_samples = {sample for sample in now | found.samples - set(found.lifted) if sample < loader.num_samples}
         wanted_samples -= set(found.lifted)
         self._change(lambda: _set_bans(loader, now, wanted_samples))
-        loader.bans_changed = self._changed_by_loop
+        loader.bans_changed = BanHook(self)
         if wanted_samples or found.lifted:
             lifted = f", {_numbers(sorted(found.lifted))} lifted" if found.lifted else ""
             text = f"{len(wanted_samples)} samples are banned, as before{lifted}"
@@ -157,7 +158,7 @@ class SampleBans:
 
     # -- what the loop does itself
 
-    def _changed_by_loop(self) -> None:
+    def changed_by_loop(self) -> None:
         """The loop has called `ban` or `lift` of the loader."""
         loader = self._loader
         if loader is None or self._applying:
@@ -214,6 +215,21 @@ class SampleBans:
     def _note(self, name: str, text: str, *, row: StepMetrics | None = None, values: Any = None) -> None:
         if self._ranks.rank == 0:
             self._reader.note(name, text, row=row, values=values, attempt=max(0, self._reader.last_attempt))
+
+
+class BanHook:
+    """Informs a guard of what the loop bans; nothing once the guard is gone, and in a copy of the loader."""
+
+    def __init__(self, bans: SampleBans | None = None) -> None:
+        self._bans = None if bans is None else weakref.ref(bans)
+
+    def __call__(self) -> None:
+        bans = None if self._bans is None else self._bans()
+        if bans is not None:
+            bans.changed_by_loop()
+
+    def __reduce__(self) -> Any:
+        return BanHook, ()
 
 
 def _set_bans(loader: BansSamples, now: set[int], wanted: set[int]) -> None:
