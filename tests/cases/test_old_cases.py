@@ -69,3 +69,9 @@ def test_cases_that_cannot_be_read_are_a_warning(
 def test_a_wrong_argument_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cases= takes a folder with runs or a case library, not int"):
         train(tmp_path, fault="", steps=1, cases=3)
+
+
+def test_all_ranks_try_the_same_branch_first(two_processes: Any) -> None:
+    first, second = two_processes(Path(__file__).parent / "two_ranks_cases.py")
+    assert first["weights"] == second["weights"]
+    assert branches(Path(first["run"]))[:3] == ["nothing", "replay", "clip"]

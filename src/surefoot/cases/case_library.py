@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.cases.case_record import Case, InvalidCase, case_from_json, text
-from surefoot.cases.read_run_cases import UnreadableRun, run_cases, run_name
+from surefoot.cases.read_run_cases import MAX_EVENT_BYTES, UnreadableRun, run_cases, run_name
 from surefoot.journal.row_file import write_atomically
 from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.strict_json import dumps, loads_object
@@ -19,6 +19,8 @@ MAX_LINES = 100_000
 MAX_DEPTH, MAX_FOLDERS = 6, 20_000
 """How deep below the folder runs are looked for, and in how many folders at most."""
 MAX_NOTES = 50
+FAST_BYTES = 1 << 24
+"""Bytes of events above which a run is left out where time is bounded."""
 _RUN_FILES = frozenset({RUN_JSON, SIGNALS_DIR, "events.jsonl"})
 
 
@@ -47,7 +49,7 @@ def load_cases(path: Path, *, seconds: float | None = None, skip: Path | None = 
     if not path.is_dir():
         raise NoCases(f"{path} does not exist. Pass a folder with runs, or a case library that --export has written")
     library, deadline = CaseLibrary(), None if seconds is None else time.monotonic() + seconds
-    runs = list(_find_runs(path, library.notes))
+    runs = list(_find_runs(path, library.notes, deadline))
     if deadline is not None:
         runs.sort(key=_changed_at, reverse=True)
     num_read = 0
@@ -60,7 +62,9 @@ def load_cases(path: Path, *, seconds: float | None = None, skip: Path | None = 
             continue
         name = run_name(run, path)
         try:
-            library.cases.extend(run_cases(run, name))
+            library.cases.extend(
+                run_cases(run, name, max_event_bytes=MAX_EVENT_BYTES if seconds is None else FAST_BYTES)
+            )
         except UnreadableRun as error:
             library.notes.append(text(f"{name} is left out: {error}", 300))
     return CaseLibrary(library.cases, num_read, library.notes[:MAX_NOTES])
@@ -102,14 +106,15 @@ def _read_library(path: Path) -> CaseLibrary:
     return CaseLibrary(cases, 0, notes[:MAX_NOTES])
 
 
-def _find_runs(folder: Path, notes: list[str]) -> Iterator[Path]:
+def _find_runs(folder: Path, notes: list[str], deadline: float | None) -> Iterator[Path]:
     """Run directories below a folder, in order of their names; links are not followed."""
     waiting, visited = [(folder, 0)], 0
     while waiting:
         path, depth = waiting.pop()
         visited += 1
-        if visited > MAX_FOLDERS:
-            notes.append(f"only the first {MAX_FOLDERS:,} folders were searched. Pass a folder closer to the runs")
+        late = deadline is not None and time.monotonic() > deadline
+        if visited > MAX_FOLDERS or late:
+            notes.append(f"only the first {visited - 1:,} folders were searched. Pass a folder closer to the runs")
             return
         try:
             with os.scandir(path) as scan:

@@ -34,19 +34,19 @@ class UnreadableRun(ValueError):
     """A folder cannot be read as a run; the message says why, in one line."""
 
 
-def run_cases(path: Path, name: str) -> list[Case]:
+def run_cases(path: Path, name: str, *, max_event_bytes: int = MAX_EVENT_BYTES) -> list[Case]:
     """The cases of a run, under this name, oldest first; raises UnreadableRun."""
-    run = _read(path)
+    run = _read(path, max_event_bytes)
     config = run.info.get("config")
     model = _model_facts(run, config if isinstance(config, Mapping) else {})
     incidents = list(_incidents(run.events))[:MAX_CASES]
     return [_case(incident, run, name, model) for incident in incidents]
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path, max_event_bytes: int) -> Run:
     try:
         events = sum(file_size(file) for file in path.glob("events*.jsonl"))
-        if events > MAX_EVENT_BYTES or file_size(path / RUN_JSON) > MAX_INFO_BYTES:
+        if events > max_event_bytes or file_size(path / RUN_JSON) > MAX_INFO_BYTES:
             raise UnreadableRun(f"its events or {RUN_JSON} are too large to read ({events:,} bytes of events)")
         run = read(path)
     except UnreadableRun:

@@ -46,7 +46,7 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
         journal, judge, policy=context.policy, timer=timer, order=pipeline.order, steps_of=context.steps_of
     )
     journal.layout(layout.names, layout.numels)
-    if context.cases is not None:
+    if context.cases is not None and journal.rank == 0:  # it writes all diagnoses, and decides what is tried first
         _read_cases(reader, context, names, judged["kinds"])
     reader.note("attached", "; ".join(g.veto_reason for g in pipeline.gates), attempt=journal.last_attempt + 1)
     for gate in pipeline.gates:
@@ -64,8 +64,7 @@ def _read_cases(reader: MetricsReader, context: GuardContext, names: list[str], 
     family = family_of(names, kinds)
     reader.old_cases, text = read_old_cases(context.cases, context.run_dir, family=family, optimizer=optimizer)
     reader.note("cases", text, attempt=reader.journal.last_attempt + 1)
-    if reader.journal.rank == 0:
-        log.log(logging.WARNING if reader.old_cases is None else logging.INFO, "surefoot: %s", text)
+    log.log(logging.WARNING if reader.old_cases is None else logging.INFO, "surefoot: %s", text)
 
 
 # -- run.json
