@@ -137,6 +137,14 @@ def test_a_ban_by_the_loop_is_kept_too(tmp_path: Path) -> None:
     assert 5 not in train(tmp_path, (), EPOCH)
 
 
+def test_bans_that_would_leave_no_batch_are_not_applied(tmp_path: Path) -> None:
+    train(tmp_path, (), 3, rows=100, resume=False)
+    assert command(tmp_path, "--ban", ",".join(map(str, range(100))))[0] == 0
+    assert len(train(tmp_path, (), 25, rows=100, resume=False)) == 100
+    notes = [e["detail"] for e in surefoot.read(tmp_path).events if e.get("name") == "bans"]
+    assert any("are not applied: " in note and "no batch at all" in note for note in notes)
+
+
 def test_a_loader_keeps_no_guard_alive_and_can_be_copied(tmp_path: Path) -> None:
     model = nn.Linear(4, 1)
     loader = make_loader(banned_run.Rows(), BATCH, seed=3)

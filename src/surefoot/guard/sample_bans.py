@@ -84,8 +84,12 @@ class SampleBans:
         now = set(loader.banned)
         wanted_samples = {sample for sample in now | found.samples - set(found.lifted) if sample < loader.num_samples}
         wanted_samples -= set(found.lifted)
-        self._change(lambda: _set_bans(loader, now, wanted_samples))
         loader.bans_changed = BanHook(self)
+        try:
+            self._change(lambda: _set_bans(loader, now, wanted_samples))
+        except ValueError as error:  # too few samples would be left
+            self._warn(f"the bans in {BANS_JSON} are not applied: {error}")
+            return
         if wanted_samples or found.lifted:
             lifted = f", {_numbers(sorted(found.lifted))} lifted" if found.lifted else ""
             text = f"{len(wanted_samples)} samples are banned, as before{lifted}"
