@@ -123,6 +123,10 @@ class Origin:
     """The samples were looked for."""
     dataset_samples: tuple[int, ...] = ()
     """Their numbers in the data set, where the loader knows them."""
+    sources: tuple[str, ...] = ()
+    """Where these come from, as file and line; empty where the data set does not know."""
+    banned: bool = False
+    """They will not be trained on again."""
     forwards: int = 0
     """Forward passes that were run."""
     seconds: float = 0.0
@@ -158,7 +162,9 @@ class Origin:
             text += f"; {samples_text(self.samples)} of the batch"
         if self.dataset_samples:
             listed = ", ".join(map(str, self.dataset_samples[:8]))
-            text += f", {listed} in the data set; to leave that out, call loader.ban([{listed}])"
+            sources = "; ".join(source for source in self.sources[:8] if source)
+            text += f", {listed} in the data set" + (f" ({sources})" if sources else "")
+            text += "; banned from here on" if self.banned else f"; to leave that out, call loader.ban([{listed}])"
         return text
 
     def __str__(self) -> str:
@@ -176,7 +182,7 @@ class Origin:
         known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         kinds = {kind.value: kind for kind in OriginKind}
         known["kind"] = kinds.get(str(values.get("kind")), OriginKind.INVALID)
-        for name in ("samples", "dataset_samples"):
+        for name in ("samples", "dataset_samples", "sources"):
             known[name] = tuple(known.get(name) or ())
         for name in ("inputs", "outputs"):
             known[name] = tuple(_range_from_json(part) for part in known.get(name) or ())

@@ -216,6 +216,8 @@ class Diagnosis(Event):
     evidence: dict[str, Any] = field(default_factory=dict)
     advice: tuple[str, ...] = ()
     detail: str = ""
+    similar_cases: tuple[dict[str, Any], ...] = ()
+    """Up to three incidents of earlier runs that were like this one, and what helped in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import typer
 
 from surefoot import __version__
 from surefoot.cli.bench import bench
+from surefoot.cli.case_commands import CASES, CASES_EXAMPLES, DATA, DATA_EXAMPLES, cases, data
 from surefoot.cli.checkpoint_commands import checkpoints_app
 from surefoot.cli.needs import ENGINE, needs_torch
 from surefoot.cli.report_command import add_report_command
@@ -421,6 +422,8 @@ def recipes(
 
 
 add_report_command(app)
+app.command(help=CASES, epilog=CASES_EXAMPLES, short_help="List the incidents of many runs, and what helped.")(cases)
+app.command(help=DATA, epilog=DATA_EXAMPLES, short_help="List, lift or add the banned samples of a run.")(data)
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(bench, name="bench")
 

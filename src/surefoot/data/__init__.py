@@ -12,6 +12,7 @@
 | `text_files.py`, `chat.py`, `tokenizers.py` | texts and conversations to tokens |
 | `token_store.py`, `token_cache.py` | tokens in memory or on disk, tokenized once |
 | `stdlib_corpus.py` | Python's standard library as a small corpus |
+| `sample_sources.py` | the file and line, or the row, of a sample |
 | `data_error.py` | `DataError` and unreadable samples |
 """
 

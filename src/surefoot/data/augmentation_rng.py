@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from surefoot.data.epoch_order import hash_key
+from surefoot.data.sample_sources import source_in
 
 _SAMPLE_KEY = 0x53414D504C45
 """Keeps these keys apart from those of the epoch order."""
@@ -46,6 +47,9 @@ class AugmentedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._dataset)
 
+    def source_of(self, index: int) -> str:
+        return source_in(self._dataset, index)
+
     def __getitem__(self, pair: tuple[int, int]) -> Any:
         epoch, index = pair
         return self._augment(self._dataset[index], keyed_generator(self._seed, epoch, index))
@@ -75,6 +79,9 @@ class WorkerSeededDataset(Dataset[Any]):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._dataset, name)
+
+    def source_of(self, index: int) -> str:
+        return source_in(self._dataset, index)
 
     def __getitem__(self, pair: tuple[int, int]) -> Any:
         return self.__getitems__([pair])[0]

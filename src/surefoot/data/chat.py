@@ -45,7 +45,7 @@ def tokenize_chats(
 ) -> ReadReport:
     """Write all conversations, `limit` at most; raises DataError above `max_unreadable` invalid lines."""
     report = ReadReport()
-    for path in files:
+    for file_number, path in enumerate(files):
         try:
             for number, line in _read_lines(path):
                 if limit is not None and writer.num_texts >= limit:
@@ -60,7 +60,7 @@ def tokenize_chats(
                     check_unreadable(report.unreadable, max_unreadable)
                     continue
                 writer.add(np.array(tokens), np.array(loss_mask))
-                writer.end_text()
+                writer.end_text((file_number, number))
         except OSError as error:
             report.unreadable.append(UnreadableSample(str(path), error.strerror or str(error)))
     return report

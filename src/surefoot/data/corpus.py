@@ -327,6 +327,6 @@ def _tokenize(
             return tokenize_texts(files, tokenizer, limit, spec.bad_samples, writer, advance)
 
     cache_key = "\0".join([spec.kind, content_hash, tokenizer.identity, str(limit), template])
-    job = TokenizeJob(cache_key, tokenizer.vocab, has_loss_mask=is_chat, write=write)
+    job = TokenizeJob(cache_key, tokenizer.vocab, has_loss_mask=is_chat, write=write, files=files)
     max_in_memory = _MAX_IN_MEMORY_BYTE_TOKENS if isinstance(tokenizer, ByteTokenizer) else _MAX_IN_MEMORY
     return tokenize_in_memory(job) if amount <= max_in_memory else tokenize_cached(job, cache or default_cache_dir())

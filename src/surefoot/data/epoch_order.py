@@ -158,6 +158,9 @@ class Position:
     def with_banned(self, samples: set[int]) -> Position:
         return replace(self, banned=tuple(sorted(samples.union(self.banned))))
 
+    def without_banned(self, samples: set[int]) -> Position:
+        return replace(self, banned=tuple(sample for sample in self.banned if sample not in samples))
+
     def check_same_data(self, other: Position) -> None:
         """Raise WrongPosition unless length, seed and shuffle equal those of `other`."""
         for name, advice in _MUST_MATCH.items():

@@ -42,6 +42,14 @@ class LanguageDataset(Dataset[TokenSample]):
     def __init__(self, store: TokenStore, *, segments: bool) -> None:
         self._store, self._segments = store, segments
 
+    def source_of(self, index: int) -> str:
+        """File and line of the texts in a sample."""
+        return self._store.source_of(self._spans_of(index))
+
+    def _spans_of(self, index: int) -> list[tuple[int, int]]:
+        """The (first, count) spans of the store that a sample is made of."""
+        raise NotImplementedError
+
     def _read(self, spans: list[tuple[int, int]], segments: IntArray | None) -> TokenSample:
         """The concatenated tokens of several (first, count) spans."""
         tokens = _concatenated([self._store.tokens.read(*span) for span in spans]).astype(np.int64)
@@ -87,6 +95,10 @@ class StreamDataset(LanguageDataset):
             segments = texts - texts[0]
         return self._read(self._spans(first, count), segments)
 
+    def _spans_of(self, index: int) -> list[tuple[int, int]]:
+        first = index * self._context
+        return self._spans(first, min(self._context + 1, self.num_targets + 1 - first))
+
     def _spans(self, first: int, count: int) -> list[tuple[int, int]]:
         spans, run = [], int(np.searchsorted(self._starts, first, side="right")) - 1
         while count > 0:
@@ -112,10 +124,13 @@ class TextDataset(LanguageDataset):
         return len(self._firsts) if self._groups is None else len(self._groups)
 
     def __getitem__(self, index: int) -> TokenSample:
-        group = [index] if self._groups is None else self._groups[index]
-        spans = [(int(self._firsts[i]), int(self._counts[i])) for i in group]
-        segments = np.repeat(np.arange(len(group)), [count for _, count in spans]) if self._segments else None
+        spans = self._spans_of(index)
+        segments = np.repeat(np.arange(len(spans)), [count for _, count in spans]) if self._segments else None
         return self._read(spans, segments)
+
+    def _spans_of(self, index: int) -> list[tuple[int, int]]:
+        group = [index] if self._groups is None else self._groups[index]
+        return [(int(self._firsts[i]), int(self._counts[i])) for i in group]
 
 
 def pack_lengths(lengths: list[int], capacity: int) -> list[list[int]]:

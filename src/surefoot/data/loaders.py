@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,8 +13,12 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from surefoot.data.augmentation_rng import AugmentedDataset, WorkerSeededDataset
-from surefoot.data.epoch_order import KIND, hash_key, parse_position
+from surefoot.data.epoch_order import KIND, hash_key
+from surefoot.data.sample_sources import source_in
 from surefoot.data.sampler import BATCH, Sampler
+
+RECENT_BATCHES = 256
+"""Batches whose samples are remembered: an update is judged two steps later, and may be made of many batches."""
 
 
 def make_loader(
@@ -89,6 +93,8 @@ class Loader(StatefulDataLoader[Any]):
     the last batch the position stays in the old epoch until the loop has ended, so a run saved there first ends its
     epoch, without another batch. `load_state_dict`, `set_epoch` and `ban` take effect at the next batch, also within a
     running loop; prefetched batches are discarded.
+
+    A data set with a method `source_of(index)` names its samples, as file and line or by row: guards use it.
     """
 
     def __init__(self, dataset: Dataset[Any], sampler: Sampler, **options: Any) -> None:
@@ -106,14 +112,21 @@ class Loader(StatefulDataLoader[Any]):
                 **options,
             )
         self._batches = sampler
+        self._samples = dataset
         self._iter: Any = None
         """Torchdata's iterator; None when it must be restarted from the sampler's position."""
         self._loops = 0
         self._last_batch: list[Any] = []
+        self._issued: deque[list[Any]] = deque()
+        sampler.issued = self._issued
+        self._recent: deque[tuple[int, list[Any]]] = deque(maxlen=RECENT_BATCHES)
+        """The last batches with their numbers, by their samples."""
         self.num_fetched = 0
         """Batches that the loop has received so far."""
         self.seeds_workers = isinstance(dataset, AugmentedDataset | WorkerSeededDataset)
         """Whether random numbers drawn in worker processes depend on the batch only, so that a resume repeats them."""
+        self.bans_changed: Callable[[], None] | None = None
+        """Called after each `ban` and `lift`: the guard writes down what is banned."""
         self.through: Callable[[Callable[[], Any]], Any] | None = None
         """Called with a function that fetches a batch: the guard captures the random state before each fetch."""
 
@@ -128,18 +141,9 @@ class Loader(StatefulDataLoader[Any]):
         return _without_epochs(batch)
 
     def samples_of(self, number: int) -> list[int]:
-        """The sample indices of the batch after which `num_fetched` was this number, on this rank; empty where they
-        are not known any more: that was in an epoch before, or the loader has been moved since."""
-        ago = self.num_fetched - number
-        if ago <= 0:
-            return self.last_samples if ago == 0 else []
-        position = parse_position(self.state_dict())
-        cursor = position.cursor - (ago + 1) * self._batches.batch_size * self._batches.world_size
-        if cursor < 0:
-            return []
-        again = [*islice(self._batches._batches_from(position.at(position.epoch, cursor)), ago + 1)]
-        batches = [_without_epochs(batch) for batch, _ in again]
-        return batches[0] if len(batches) == ago + 1 and batches[-1] == self.last_samples else []
+        """The sample indices of the batch after which `num_fetched` was this number, on this rank; empty for batches
+        too long ago."""
+        return next((_without_epochs(batch) for count, batch in reversed(self._recent) if count == number), [])
 
     def __iter__(self) -> Any:
         self._move_to(self.state_dict())
@@ -164,7 +168,32 @@ class Loader(StatefulDataLoader[Any]):
         """Never yield these samples again; call it with the same ones on all ranks."""
         state = self.state_dict()
         self._batches.ban(samples)
+        self._bans_changed(state)
+
+    def lift(self, samples: int | Iterable[int]) -> None:
+        """Yield these banned samples again; call it with the same ones on all ranks."""
+        state = self.state_dict()
+        self._batches.lift(samples)
+        self._bans_changed(state)
+
+    def _bans_changed(self, state: dict[str, Any]) -> None:
         self._move_to({**state, "banned": self._batches.state_dict()["banned"]})
+        if self.bans_changed is not None:
+            self.bans_changed()
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """The banned samples, sorted."""
+        return self._batches.position.banned
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the data set, banned ones included."""
+        return self._batches.position.length
+
+    def source_of(self, sample: int) -> str:
+        """File and line of a sample, or its row, as far as the data set knows; else empty."""
+        return source_in(self._samples, sample)
 
     def _move_to(self, state: dict[str, Any]) -> None:
         """Move the sampler to this position and discard prefetched batches."""
@@ -173,6 +202,7 @@ class Loader(StatefulDataLoader[Any]):
 
     def _discard(self) -> None:
         self._last_batch, self._iter = self.last_samples, None
+        self._issued.clear()
         if not self.persistent_workers:
             self._iterator = None
 
@@ -199,6 +229,8 @@ class Loader(StatefulDataLoader[Any]):
             self._move_to(self.state_dict() if self.num_workers else before.state_dict())
             raise
         self.num_fetched += 1
+        if self._issued:
+            self._recent.append((self.num_fetched, self._issued.popleft()))
         return batch
 
     def _saved_state(self, kind: str) -> dict[str, Any]:

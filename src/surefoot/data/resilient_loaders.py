@@ -13,6 +13,7 @@ from surefoot.data.data_error import DataError, UnreadableSample, check_unreadab
 from surefoot.data.epoch_order import EpochOrder, hash_key
 from surefoot.data.language_dataset import EVAL_SEED
 from surefoot.data.loaders import Loader
+from surefoot.data.sample_sources import source_in
 from surefoot.data.sampler import Sampler
 
 _MAX_TRIES = 16
@@ -60,6 +61,9 @@ class ReplaceUnreadable(Dataset[_ReadSample]):
             return self.dataset[index]
         except OSError:  # disks and networks fail transiently: try once more before replacing the sample
             return self.dataset[index]
+
+    def source_of(self, index: int) -> str:
+        return source_in(self.dataset, index)
 
     def set_vocab(self, vocab: int) -> None:
         """Make samples with tokens from `vocab` on unreadable."""

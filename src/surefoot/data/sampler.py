@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any, TypeVar
@@ -34,8 +35,9 @@ class Sampler(TorchSampler[list[Any]]):
     repeated, with a warning.
 
     Banned samples are skipped from the next batch on, in later epochs too; the batch is filled with the samples after
-    them, whose order stays. All ranks must ban the same ones. In a loader that prefetches call the loader's `ban`,
-    `set_epoch` and `load_state_dict`, which also discard prefetched batches.
+    them, whose order stays. A ban holds until it is lifted, also where a position is loaded that was saved before it.
+    All ranks must ban the same ones. In a loader that prefetches call the loader's `ban`, `lift`, `set_epoch` and
+    `load_state_dict`, which also discard prefetched batches.
 
     With `with_epoch` the batches hold pairs (epoch, sample) instead of samples.
     """
@@ -64,6 +66,8 @@ class Sampler(TorchSampler[list[Any]]):
         self.rank, self.world_size = rank, world_size
         self._with_epoch = with_epoch
         self._jumps = 0
+        self.issued: deque[list[Any]] | None = None
+        """The batches handed out that a loader has not yet passed on, where one keeps account of them."""
         self._position = Position(seed=seed, length=length, shuffle=bool(shuffle))
         self._check_enough(self._position)
 
@@ -80,9 +84,15 @@ class Sampler(TorchSampler[list[Any]]):
         return self._position.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved position; raises `WrongPosition`, a ValueError, if it is damaged or of other data."""
+        """Continue from a saved position; raises `WrongPosition`, a ValueError, if it is damaged or of other data.
+
+        Samples that are banned here stay banned, beside those that were banned when it was saved.
+        """
         position = parse_position(state_dict)
         position.check_same_data(self._position)
+        if set(self._position.banned).difference(position.banned):
+            position = position.with_banned(set(self._position.banned))
+            self._check_enough(position)
         self._move_to(position)
 
     def set_epoch(self, epoch: int) -> None:
@@ -101,6 +111,11 @@ class Sampler(TorchSampler[list[Any]]):
         position = self._position.with_banned(indices)
         self._check_enough(position)
         self._move_to(position)
+
+    def lift(self, samples: int | Iterable[int]) -> None:
+        """Yield these samples again, as if they had never been banned."""
+        indices = {int(i) for i in ([samples] if isinstance(samples, int) else samples)}
+        self._move_to(self._position.without_banned(indices))
 
     def _move_to(self, position: Position) -> None:
         self._position = position
@@ -131,6 +146,8 @@ class Sampler(TorchSampler[list[Any]]):
             jumps = self._jumps
             for batch, cursor in self._batches_from(self._position):
                 self._position = self._position.at(self._position.epoch, cursor)
+                if self.issued is not None:
+                    self.issued.append(batch)
                 yield batch
                 if self._jumps != jumps:
                     break

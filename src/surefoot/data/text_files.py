@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,7 @@ def tokenize_texts(
                 writer.add(next(encoded))
             elif piece.keep:
                 writer.add(end)
-                writer.end_text()
+                writer.end_text(piece.place)
             else:
                 writer.drop_text()
         check_unreadable(report.unreadable, max_unreadable)
@@ -59,6 +59,8 @@ class _EndOfText:
     """Follows the last piece of a text."""
 
     keep: bool
+    place: tuple[int, int] = (0, 0)
+    """The number of the file, and the line of the text; 0 where the file is one text."""
 
 
 class _NotText(ValueError):
@@ -74,11 +76,13 @@ class _Totals:
 
 def _pieces(files: Sequence[Path], limit: int | None, report: ReadReport) -> Iterator[str | _EndOfText]:
     totals = _Totals()
-    for path in files:
+    for number, path in enumerate(files):
         left = None if limit is None else limit - totals.size
         if left is not None and left <= 0:
             break
-        yield from (_read_jsonl if path.suffix == ".jsonl" else _read_document)(path, left, totals, report)
+        read = _read_jsonl if path.suffix == ".jsonl" else _read_document
+        for piece in read(path, left, totals, report):
+            yield piece if isinstance(piece, str) else replace(piece, place=(number, piece.place[1]))
     if totals.empty:
         report.notes.append(f"{totals.empty} of {len(files)} files are empty")
     if totals.with_invalid_bytes:
@@ -121,7 +125,7 @@ def _read_jsonl(path: Path, limit: int | None, totals: _Totals, report: ReadRepo
                 totals.size += size
                 limit = None if limit is None else limit - size
                 yield text
-                yield _EndOfText(keep=size > 0)
+                yield _EndOfText(keep=size > 0, place=(0, number))
     except OSError as error:
         report.unreadable.append(UnreadableSample(str(path), error.strerror or str(error)))
 

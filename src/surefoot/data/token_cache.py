@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from surefoot.data.data_error import DataError, ReadReport, UnreadableSample
+from surefoot.data.sample_sources import TextSources
 from surefoot.data.token_store import FileTokens, MemoryTokens, TokenStore, TokenWriter
 
 _VERSION = 1
@@ -37,6 +38,8 @@ class TokenizeJob:
     vocab: int
     has_loss_mask: bool
     write: Callable[[TokenWriter], ReadReport]
+    files: Sequence[Path] = ()
+    """The files that are tokenized."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -56,7 +59,7 @@ def tokenize_in_memory(job: TokenizeJob) -> tuple[TokenStore, ReadReport]:
     report = job.write(writer)
     loss_mask = None if mask is None else MemoryTokens(np.frombuffer(mask.getbuffer(), np.uint8))
     array = MemoryTokens(np.frombuffer(tokens.getbuffer(), job.dtype))
-    return TokenStore(array, *writer.tables(), loss_mask=loss_mask), report
+    return TokenStore(array, *writer.tables(), loss_mask=loss_mask, sources=writer.sources(job.files)), report
 
 
 def tokenize_cached(job: TokenizeJob, folder: Path) -> tuple[TokenStore, ReadReport]:
@@ -101,6 +104,8 @@ def _write_entry(job: TokenizeJob, draft: Path) -> None:
     offsets, digests = writer.tables()
     np.save(draft / "offsets.npy", offsets)
     np.save(draft / "digests.npy", digests)
+    if (sources := writer.sources(job.files)) is not None:
+        np.save(draft / "places.npy", sources.places)
     (draft / "about.json").write_text(json.dumps({"work": job.name, **asdict(report)}), encoding="utf-8")
 
 
@@ -110,6 +115,7 @@ def _open_entry(job: TokenizeJob, entry: Path) -> tuple[TokenStore, ReadReport]:
         report = ReadReport([UnreadableSample(**sample) for sample in about["unreadable"]], list(about["notes"]))
         offsets = np.load(entry / "offsets.npy", allow_pickle=False)
         digests = np.load(entry / "digests.npy", allow_pickle=False)
+        sources = _open_sources(job, entry / "places.npy", len(digests))
         length = int(offsets[-1])
         if (entry / "tokens.bin").stat().st_size != length * job.dtype.itemsize:
             raise ValueError("tokens.bin has the wrong size")
@@ -119,7 +125,19 @@ def _open_entry(job: TokenizeJob, entry: Path) -> tuple[TokenStore, ReadReport]:
         ) from None
     loss_mask = FileTokens(entry / "counted.bin", np.dtype(np.uint8), length=length) if job.has_loss_mask else None
     tokens = FileTokens(entry / "tokens.bin", job.dtype, length=length)
-    return TokenStore(tokens, offsets, digests, loss_mask=loss_mask), report
+    return TokenStore(tokens, offsets, digests, loss_mask=loss_mask, sources=sources), report
+
+
+def _open_sources(job: TokenizeJob, path: Path, num_texts: int) -> TextSources | None:
+    """Where the texts come from; None in a cache that an earlier version has written."""
+    if not path.exists() or not job.files:
+        return None
+    places = np.load(path, allow_pickle=False)
+    if places.shape != (num_texts, 2) or (
+        num_texts and not 0 <= places[:, 0].min() <= places[:, 0].max() < len(job.files)
+    ):
+        raise ValueError("places.npy does not fit the texts")
+    return TextSources(tuple(job.files), places)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from surefoot.data.data_error import DataError
+from surefoot.data.sample_sources import TextSources, text_places
 
 IntArray = NDArray[Any]
 _PROBES = 1024
@@ -104,6 +105,18 @@ class TokenStore:
     """Hash of the tokens of each text; equal texts have equal hashes."""
     loss_mask: TokenArray | None = None
     """1 for tokens to learn, 0 for others; None when all are."""
+    sources: TextSources | None = None
+    """File and line of each text, where they are known."""
+
+    def source_of(self, spans: Sequence[tuple[int, int]]) -> str:
+        """Where the tokens of these (first, count) spans come from."""
+        if self.sources is not None:
+            lasts = [(first, first + max(1, count) - 1) for first, count in spans]
+            ends = [np.searchsorted(self.offsets, pair, side="right") - 1 for pair in lasts]
+            return self.sources.describe([text for first, last in ends for text in range(int(first), int(last) + 1)])
+        first, last = spans[0][0], spans[-1][0] + spans[-1][1]
+        where = f" of {self.tokens.path}" if isinstance(self.tokens, FileTokens) else ""
+        return f"tokens {first:,} to {last:,}{where}"
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -116,6 +129,7 @@ class TokenWriter:
     def __init__(self, tokens: BinaryIO, dtype: np.dtype[Any], loss_mask: BinaryIO | None = None) -> None:
         self._tokens, self._dtype, self._loss_mask = tokens, dtype, loss_mask
         self._offsets, self._digests = [0], []
+        self._places: list[tuple[int, int]] = []
         self._length = 0
         self._digest = xxhash.xxh3_64()
 
@@ -128,7 +142,9 @@ class TokenWriter:
             self._loss_mask.write(mask.tobytes())
         self._length += len(tokens)
 
-    def end_text(self) -> None:
+    def end_text(self, place: tuple[int, int] = (0, 0)) -> None:
+        """The text is complete; `place` is the number of its file, and its line there."""
+        self._places.append(place)
         self._offsets.append(self._length)
         self._digests.append(self._digest.intdigest())
         self._digest.reset()
@@ -144,6 +160,10 @@ class TokenWriter:
     @property
     def num_texts(self) -> int:
         return len(self._digests)
+
+    def sources(self, files: Sequence[Path]) -> TextSources | None:
+        """Where the texts come from, whose places were given with `end_text`."""
+        return TextSources(tuple(files), text_places(self._places)) if files else None
 
     def tables(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """The offsets and digests of the texts, for `TokenStore`."""

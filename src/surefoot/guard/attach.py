@@ -37,6 +37,8 @@ The files, by what they do:
                         trial_setup: where that is possible; rank_barrier: all ranks are there to act together)
     incident_capture    writes what is needed to replay an incident
     guard_state         what the guard has learnt, as checkpoints hold it
+    sample_bans         bans the samples to blame, and keeps bans through resumes
+    old_cases           finds incidents of earlier runs that are like a new one
     run_info            describes the run for the judge and run.json; opens the journal
     checkpointer        saves: capture_point (when, and the position in the data), resume, emergency_save
     early_checks        with preflight=True: checks the loop on its first batches, then is gone
@@ -84,6 +86,7 @@ def attach(
     steps_of: Optimizer | None = None,
     run_info: Mapping[str, Any] | None = None,
     incident_data: bool = True,
+    cases: str | os.PathLike[str] | None = None,
     preflight: bool = False,
     alarms: Any = None,
     sinks: Any = None,
@@ -114,6 +117,9 @@ def attach(
         run_info: Your own entries for `run.json`, such as a config; a mapping is merged with what is there by its name.
         incident_data: With `step_fn`: incident bundles in `run_dir` hold weights and batches, so that an incident can
             be replayed; False leaves both out, as when bundles are shared and the data must not be.
+        cases: A folder with earlier runs, or a case library that `surefoot cases --export` has written. A diagnosis
+            names the incidents there that are most like it, and with `step_fn` what helped in the first of them is the
+            first that is tried. Read once, here; a failure is a warning.
         preflight: Check the loop on its first four batches, as `surefoot.preflight` does, and report what is wrong;
             needs `step_fn` for most of it. Nothing is changed.
         alarms: Who hears of what happens: "https://..." (gets JSON), an address that apprise knows, {"command": [...]},
@@ -162,6 +168,7 @@ def attach(
             steps_of=validate.check_steps_of(steps_of, optimizers),
             run_info=validate.check_run_info(run_info),
             incident_data=bool(incident_data),
+            cases=validate.check_cases(cases),
             preflight=preflight,
             alarms=validate.check_alarms(alarms),
             sinks=validate.check_sinks(sinks),

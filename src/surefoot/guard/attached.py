@@ -68,6 +68,7 @@ class AttachedGuard(Guard):
                     context, self._pipeline, self._reader, self._recovery, shadow=self._buffer_shadow
                 )
                 self._checkpointer.start()
+            self._recovery.start_bans()
         except BaseException:
             if self._buffer_shadow is not None:
                 self._buffer_shadow.close()

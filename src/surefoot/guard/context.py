@@ -42,6 +42,8 @@ class GuardContext:
     run_info: Mapping[str, Any]
     incident_data: bool
     """Incident bundles hold states and batches, where trials are run."""
+    cases: Path | None = None
+    """A folder of runs, or a library file, whose incidents are compared with those of this run."""
     preflight: bool = False
     """The loop is checked on its first batches."""
     alarms: tuple[AlarmTarget, ...] = ()

@@ -9,6 +9,7 @@ from typing import Any
 
 from surefoot.checkpoint.buffers import EXEMPT_AFTER
 from surefoot.guard.iteration_order import IterationOrder
+from surefoot.guard.old_cases import OldCases
 from surefoot.guard.step_metrics import StepContext, bad_buffers, step_metrics_from, worst_tensors
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.writer import Journal
@@ -78,6 +79,8 @@ class MetricsReader:
         """Events that wait for a trial: a diagnosis, and all that came after it."""
         self.traces_nan = True
         """A NaN in the loss is traced through the next forward passes; not needed where its step is run again."""
+        self.old_cases: OldCases | None = None
+        """Incidents of earlier runs, where `attach` was given some."""
         self.save_running = False
         """Whether any rank was writing a checkpoint at the last attempt read."""
         self._observes = policy.observe
@@ -129,6 +132,8 @@ class MetricsReader:
             if self._incident_log.waiting:
                 self._incident_log.row_read(row)
             return []
+        if self.old_cases is not None:
+            events = self.old_cases.annotate(events)
         if self.journal.rank == 0:  # all ranks judge alike, one records it
             hold = self.trials_follow and _is_tried_next(events, self.judge)
             for event in self._without_repeated_stops(events):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -43,6 +43,13 @@ class KnowsSamples(Protocol):
     def ban(self, samples: Any) -> None: ...
 
 
+@runtime_checkable
+class NamesSamples(Protocol):
+    """A loader that knows where a sample comes from: its file and line, or its row."""
+
+    def source_of(self, sample: int) -> str: ...
+
+
 class OriginControl:
     """Looks for the origin of a refused update, once for each verdict of an incident."""
 
@@ -67,6 +74,8 @@ class OriginControl:
         """Verdicts of this incident whose origin was looked for; empty while nothing is wrong."""
         self.pending: StepMetrics | None = None
         """The refused row whose origin is still to be looked for."""
+        self.ban: Callable[[StepMetrics, Origin | None], bool] | None = None
+        """Bans the samples to blame, and says whether it did; the same on all ranks."""
         self._count, self._seconds, self._began = 0, 0.0, time.monotonic()
 
     def row_read(self, row: StepMetrics) -> None:
@@ -79,28 +88,43 @@ class OriginControl:
             self.pending = row
 
     def locate_pending(self, ring: SnapshotRing | None) -> None:
-        """At the end of an iteration: look for the origin of the row that was noted; never raises."""
+        """At the end of an iteration: look for the origin of the row that was noted, and have samples banned that are
+        to blame; with several ranks all of them call this for the same row."""
         row, self.pending = self.pending, None
-        if row is None or not self._affordable():
+        if row is None:
             return
+        affordable = self._affordable()
+        origin = self._look_for(row, ring) if affordable else None
+        if not affordable and self._alone:
+            self.looked_for.discard(row.verdict)  # the next refusal may find the time
+        if self.ban is not None and self.ban(row, origin):
+            self.looked_for.discard(row.verdict)  # it was the data: a later refusal may be another sample's
+            origin = None if origin is None else replace(origin, banned=bool(origin.dataset_samples))
+        if origin:
+            self._report(row, origin)
+
+    def _look_for(self, row: StepMetrics, ring: SnapshotRing | None) -> Origin | None:
+        """The origin of this row; never raises."""
         began = time.monotonic()
         try:
-            self._locate(row, ring)
+            origin = self._locate(row, ring)
         except Exception as error:  # of the user's model, or out of memory: training goes on
             self._not_found(row, f"the origin was not found: {type(error).__name__}: {error}")
+            origin = None
         self._count += 1
         self._seconds += time.monotonic() - began
+        return origin
 
     def _affordable(self) -> bool:
         return self._count < ALWAYS or self._seconds < MAX_SHARE * (time.monotonic() - self._began)
 
-    def _locate(self, row: StepMetrics, ring: SnapshotRing | None) -> None:
+    def _locate(self, row: StepMetrics, ring: SnapshotRing | None) -> Origin | None:
         if row.rank not in (-1, self._reader.journal.rank) and not math.isfinite(row.loss):
-            return  # the rank whose loss is not finite looks for it; who has made a gradient so, all find out
+            return None  # the rank whose loss is not finite looks for it; who has made a gradient so, all find out
         step = next((s for s in self.recorder if s.attempt == row.attempt), None)
         if step is None or not step.batches or not step.intact():
             self._not_found(row, NOT_KEPT.format(attempt=row.attempt))
-            return
+            return None
         with switched_off(self._guard):
             origin = self._origin_of(row, step)
             if not origin and ring is not None and self._sandbox is not None:
@@ -108,8 +132,9 @@ class OriginControl:
         if not origin:
             if row.verdict is Verdict.NONFINITE and self._alone:
                 self._not_found(row, NOT_AGAIN)
-            return
-        self._report(row, replace(origin, dataset_samples=self._samples_in_dataset(origin, step)))
+            return None
+        samples = self._samples_in_dataset(origin, step)
+        return replace(origin, dataset_samples=samples, sources=self._sources_of(samples))
 
     def _not_found(self, row: StepMetrics, message: str) -> None:
         """From here on a NaN in the loss is traced as in a run without step_fn."""
@@ -159,6 +184,10 @@ class OriginControl:
             number -= len(step.fetched) - 1 - origin.microbatch
         known = loader.samples_of(number)
         return tuple(known[i] for i in origin.samples if i < len(known))
+
+    def _sources_of(self, samples: Sequence[int]) -> tuple[str, ...]:
+        loader = self._context.loader
+        return tuple(loader.source_of(sample) for sample in samples) if isinstance(loader, NamesSamples) else ()
 
     def _report(self, row: StepMetrics, origin: Origin) -> None:
         for event in self._judge.located(row, origin.module, origin.module_type, origin=origin):

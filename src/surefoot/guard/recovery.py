@@ -28,6 +28,7 @@ from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.origin_control import OriginControl, origins_without_trials
 from surefoot.guard.rank_barrier import barrier_of
 from surefoot.guard.run_snapshots import RunSnapshots
+from surefoot.guard.sample_bans import SampleBans
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import Continuation, TrialControl
 from surefoot.guard.trial_setup import make_trials
@@ -73,6 +74,7 @@ class Recovery:
         self.incidents = IncidentCapture(context, pipeline, reader, self._train_state)
         self.origins: OriginControl | None = None
         """Looks for the origin of refused updates; None without a `step_fn`."""
+        self.bans = SampleBans(context, reader, pipeline.grad_stats.ranks, self.all_ranks_guarded)
         self.on_rewind: Callable[[int], None] | None = None
         """Called with the attempt that the run was rewound to."""
         self.rewind_listeners: list[Callable[[int, int], None]] = []
@@ -102,6 +104,12 @@ class Recovery:
         made.on_harm = self.incidents.trial_ended
         reader.trials_follow = True
         return made.recorder
+
+    def start_bans(self) -> None:
+        """The run is resumed, or has begun: from here on banned samples are left out; all ranks must call this."""
+        self.bans.start(finds_samples=self.origins is not None)
+        if self.origins is not None:
+            self.origins.ban = self.bans.ban_culprits
 
     @property
     def recorder(self) -> StepRecorder | None:
@@ -160,7 +168,7 @@ class Recovery:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
         if self.stopped:
             return
-        if self.origins is not None and self.origins.pending:
+        if self.origins is not None and self.origins.pending and not self._within_iteration:
             self.origins.locate_pending(self.ring)
         if self.incidents.writer.task is not None:
             self.incidents.writer.poll()
@@ -190,6 +198,7 @@ class Recovery:
         self.snapshots.report_messages()
         self._reader.release_held()
         self.incidents.writer.poll(wait=True)
+        self.bans.release()
         self.overrides.release()
         for handle in self._refusing:
             handle.remove()

@@ -18,9 +18,12 @@ from torch.optim import Optimizer
 
 from surefoot.alarms.alarm_process import start_alarms
 from surefoot.alarms.alarm_target import redacted
+from surefoot.cases.model_family import family_of
 from surefoot.gate.veto import VetoMethod, has_fused_form, on_accelerator
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.old_cases import read_old_cases
+from surefoot.guard.sample_bans import BansSamples
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
@@ -59,6 +62,8 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
     if pipeline.system_missing and journal.rank == 0:
         log.info("surefoot: %s", pipeline.system_missing)
         reader.note("machine", pipeline.system_missing, attempt=journal.last_attempt + 1)
+    if context.cases is not None and journal.rank == 0:  # it writes all diagnoses, and decides what is tried first
+        _read_cases(reader, context, names, judged["kinds"])
     reader.note("attached", "; ".join(g.veto_reason for g in pipeline.gates), attempt=journal.last_attempt + 1)
     for gate in pipeline.gates:
         if gate.veto_method is VetoMethod.HOST and on_accelerator(layout.params) and journal.rank == 0:
@@ -66,6 +71,16 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
                 logging.WARNING if has_fused_form(gate.optimizer) else logging.INFO, "surefoot: %s", gate.veto_reason
             )
     return reader
+
+
+def _read_cases(reader: MetricsReader, context: GuardContext, names: list[str], kinds: list[str]) -> None:
+    """Read the old cases that this run was attached with; a failure is a warning."""
+    assert context.cases is not None
+    optimizer = type(context.optimizers[0]).__name__
+    family = family_of(names, kinds)
+    reader.old_cases, text = read_old_cases(context.cases, context.run_dir, family=family, optimizer=optimizer)
+    reader.note("cases", text, attempt=reader.journal.last_attempt + 1)
+    log.log(logging.WARNING if reader.old_cases is None else logging.INFO, "surefoot: %s", text)
 
 
 # -- run.json
@@ -128,6 +143,8 @@ def _run_json(context: GuardContext, pipeline: StepPipeline) -> dict[str, Any]:
         "processes": pipeline.grad_stats.ranks.world_size,
         "alarms": [target.name for target in context.alarms],
     }
+    if isinstance(context.loader, BansSamples):
+        config["num_samples"] = context.loader.num_samples
     info = {"config": config, "data": None} | describe_environment(pipeline.device)
     for name, extra in context.run_info.items():
         value = info.get(name)

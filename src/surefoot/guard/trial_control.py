@@ -298,7 +298,9 @@ class TrialControl:
             early = self._agreement.common([s for s in ring.snapshots if s.attempt < onset])
             if not early:
                 raise NotKept(f"there is no snapshot from before attempt {onset}")
-            return self._runner.run(early, onset, deadline=seconds, try_float32=decision.cause in FLOAT32_CAUSES)
+            old_cases, try_float32 = self._reader.old_cases, decision.cause in FLOAT32_CAUSES
+            first = None if old_cases is None else old_cases.first_branch
+            return self._runner.run(early, onset, deadline=seconds, try_float32=try_float32, first=first)
 
     def continue_from(self, continuation: Continuation, ring: SnapshotRing) -> int:
         """Put the run into the state at the end of a trial's best branch; returns the updates it holds since the

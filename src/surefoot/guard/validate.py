@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ OPTIONS = (
     "steps_of",
     "run_info",
     "incident_data",
+    "cases",
     "preflight",
     "alarms",
     "sinks",
@@ -240,6 +242,15 @@ def check_snapshot_memory(given: object) -> int | None:
         )
     number, unit, binary = size.groups()
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
+
+
+def check_cases(cases: object) -> Path | None:
+    """A folder or file that does not exist is a warning later, not an error: it may be on a disk that is away."""
+    if cases is None:
+        return None
+    if not isinstance(cases, str | os.PathLike):
+        raise Misuse(f"attach: cases= takes a folder with runs or a case library, not {type(cases).__name__}.")
+    return Path(os.fspath(cases))  # pyright: ignore[reportArgumentType]
 
 
 def check_run_dir(run_dir: object) -> Any:

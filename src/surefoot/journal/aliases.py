@@ -225,17 +225,20 @@ def renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
 def upgraded_event(event: dict[str, Any]) -> dict[str, Any]:
     """An event as today's version would have written it."""
     kind = event.get("kind")
-    if kind in EVENTS:
+    if isinstance(kind, str) and kind in EVENTS:
         event = renamed(event, EVENTS[kind])
-    if event.get("action") in ACTIONS:
-        event["action"] = ACTIONS[event["action"]]
-    if kind == "finding" and event.get("detector") in DETECTORS:
-        event["detector"] = DETECTORS[event["detector"]]
+    for name, table in (
+        ("action", ACTIONS),
+        ("detector", DETECTORS if kind == "finding" else {}),
+        ("remedy", REMEDIES),
+    ):
+        value = event.get(name)
+        if isinstance(value, str) and value in table:
+            event[name] = table[value]
     evidence = event.get("evidence")
     if kind == "diagnosis" and isinstance(evidence, dict) and isinstance(evidence.get("findings"), list):
-        event["evidence"] = evidence | {"findings": [DETECTORS.get(name, name) for name in evidence["findings"]]}
-    if event.get("remedy") in REMEDIES:
-        event["remedy"] = REMEDIES[event["remedy"]]
+        names = [DETECTORS.get(name, name) if isinstance(name, str) else name for name in evidence["findings"]]
+        event["evidence"] = evidence | {"findings": names}
     if isinstance(event.get("overrides"), dict):
         event["overrides"] = renamed(event["overrides"], OVERRIDES)
     return event

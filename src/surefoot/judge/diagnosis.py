@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from surefoot.judge.case_facts import CaseFacts
 from surefoot.judge.cause_catalog import CAUSES, MACHINE_CAUSES
 from surefoot.judge.decision_tree import Facts, walk
 from surefoot.judge.incident import Incident, evidence_of
@@ -34,6 +35,9 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
     about_run = causes[0][0] not in MACHINE_CAUSES and not reported_only  # the tree is about runs that failed
     if about_run:
         evidence |= {"path": path.as_text()}
+    # What one part of the model shows belongs to the first diagnosis, the only one that a console prints.
+    part_hint = CaseFacts(incident).language_hint
+    hint = f" {part_hint}" if part_hint and part_hint not in causes[0][2] else ""
     return [
         Diagnosis(
             step=row.step,
@@ -43,7 +47,7 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
             confidence=confidence,
             evidence=evidence if place == 0 else {},
             advice=(*CAUSES[cause].remedies, *(path.advice if about_run and not place else ())),
-            detail=f"{CAUSES[cause].sentence} {reason}",
+            detail=f"{CAUSES[cause].sentence} {reason}" + (hint if place == 0 else ""),
         )
         for place, (cause, confidence, reason) in enumerate(causes)
     ]

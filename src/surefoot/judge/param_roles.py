@@ -210,6 +210,8 @@ def hint_of_part(names: Sequence[str], share: float, trouble: GradProblem) -> tu
     return cause_of_role(parts.pop(), trouble) if len(parts) == 1 and 2 * share <= 1 else None
 
 
+SOFTMAX_HINT = "A softmax is not finite: a row of its input is -inf throughout, as where a mask hides everything."
+
 ARITHMETIC = ("Linear", "Conv", "Embedding", "Bilinear", "LSTM", "GRU", "RNN")
 """Modules that only multiply and add: with finite inputs and weights, they overflow."""
 
@@ -228,11 +230,12 @@ def cause_at_module(module: str, kind: str, *, inputs: bool, weights: bool) -> t
     if weights:
         return Cause.WEIGHTS_DAMAGED, f"the weights of {where} are not finite"
     if not kind:
-        return Cause.LOG_OF_ZERO, "the model's output was finite, but the loss was not"
+        zero = "it took the log of zero, or divided by zero"
+        return Cause.LOG_OF_ZERO, f"the model's output was finite, but the loss was not: {zero}"
     if kind.startswith(ARITHMETIC):
         return Cause.PRECISION_OVERFLOW, f"finite values went into {where} and overflowed there"
-    role = Role.ATTENTION if "Softmax" in kind else role_of(module, kind)
-    known = cause_of_role(role, GradProblem.NONFINITE)
+    softmax = (Cause.ATTENTION_MASK, SOFTMAX_HINT) if "Softmax" in kind else None
+    known = softmax or cause_of_role(role_of(module, kind), GradProblem.NONFINITE)
     if known is None:
         return Cause.UNKNOWN, f"finite values went into {where}, and non-finite ones came out"
     return known[0], f"{known[1]} It began in {where}."

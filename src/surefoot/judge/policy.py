@@ -57,6 +57,9 @@ class Policy:
     trial_seconds: float = 10.0
     """With `step_fn=`: the longest time one trial may take; 0 runs none."""
 
+    max_banned_fraction: float = 0.01
+    """Samples that break updates are banned from the data, up to this fraction of it, but always one; 0 bans none."""
+
     save_every: int = 1000
     """Steps between two checkpoints on disk, when `resume=` asks for checkpoints."""
     save_seconds: float = 3600.0
@@ -79,6 +82,8 @@ class Policy:
             )
         if not 0.0 < self.snapshot_time_share <= 1.0:
             raise ValueError("Policy: snapshot_time_share must be above 0 and at most 1.")
+        if not 0.0 <= self.max_banned_fraction <= 1.0:
+            raise ValueError("Policy: max_banned_fraction must be at least 0 and at most 1.")
         if not self.probe_every >= 0:
             raise ValueError("Policy: probe_every must be at least 0.")
         if not self.system_every >= 0.0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from surefoot.cases.similarity import similar_sentence
 from surefoot.journal.incident_folders import INCIDENTS_DIR
 from surefoot.judge.diagnosis import MACHINE_DETECTORS
 from surefoot.records import Action, Cause, Event, FindingKind
@@ -18,7 +19,7 @@ from surefoot.story.action_sentences import (
 from surefoot.story.row_facts import APPLIED_TO_CONFIRM
 
 Emit = Callable[[int, str, str, str | None], None]
-"""Receives one line: step, label (finding, cause, to do, action, trial, outcome, would, failed, more), text,
+"""Receives one line: step, label (finding, cause, to do, case, action, trial, outcome, would, failed, more), text,
 style."""
 REFUSALS = (FindingKind.NONFINITE, FindingKind.NORM_OUTLIER)
 """What is found in updates that were refused."""
@@ -96,6 +97,8 @@ class EventNarrator:
             self._emit_once(event, "cause", f"{text}{confidence}", "cyan")
             if self._include_advice and event.get("advice"):
                 self._emit_once(event, "to do", event["advice"][0], "cyan")
+            for case in event.get("similar_cases") or ():
+                self._emit_once(event, "case", similar_sentence(case), "cyan")
         self._diagnosed_attempt = event["attempt"]
 
     def _decision(self, event: Mapping[str, Any]) -> None:
@@ -133,6 +136,8 @@ class EventNarrator:
             self._emit(number, "action", f"{text}{self._because(self._rewind)}", "bold")
         elif event["name"] == "incident" and self._include_advice and event["values"].get("folder"):
             self._emit(number, "more", f"incident bundle {INCIDENTS_DIR}/{event['values']['folder']}", "dim")
+        elif event["name"] == "banned":
+            self._emit(number, "action", event["detail"], "bold")
         elif event["name"] in ("failed", "degraded"):
             self._emit(number, "failed", event["detail"], "red")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from surefoot.cases.similarity import similar_sentence
 from surefoot.judge.cause_catalog import CAUSES
 from surefoot.records import Action, Cause, FindingKind
 from surefoot.story.cause_phrases import CAUSE_PHRASES
@@ -12,6 +13,7 @@ from surefoot.story.group_events import EventFields, whole
 from surefoot.story.incident_story import FaultPlace, NamedCause
 
 MAX_TENSORS = 3
+MAX_SIMILAR = 3
 
 
 def tell_causes(events: Sequence[EventFields]) -> tuple[NamedCause, ...]:
@@ -57,10 +59,17 @@ def _named(event: EventFields, findings: Sequence[EventFields], *, first: bool) 
         phrase=CAUSE_PHRASES.get(cause, str(event.get("cause"))),
         sentence=f"{sentence.rstrip('.')}." if sentence and sentence != reason else CAUSES[cause].sentence,
         confidence=confidence_of(event),
-        evidence=tuple(_evidence(cause, reason, findings if first else ())),
+        evidence=(*_evidence(cause, reason, findings if first else ()), *_similar(event)),
         advice=tuple(map(str, advice)) if isinstance(advice, list | tuple) else CAUSES[cause].remedies,
         by_trial=_by_trial(event),
     )
+
+
+def _similar(event: EventFields) -> list[str]:
+    """The incidents of earlier runs that were like this one."""
+    cases = event.get("similar_cases")
+    known = [case for case in cases[:MAX_SIMILAR] if isinstance(case, Mapping)] if isinstance(cases, list) else []
+    return [similar_sentence(case) for case in known]
 
 
 def _evidence(cause: Cause, reason: str, findings: Sequence[EventFields]) -> list[str]:

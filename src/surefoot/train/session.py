@@ -112,6 +112,7 @@ def attach_guard(
         run_info=record,
         alarms=alarms,
         sinks=None if trial else recipe.log.sinks,
+        cases=protection.cases,
     )
 
 

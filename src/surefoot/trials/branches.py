@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from surefoot.records import Cause
+from surefoot.records import Cause, RemedyId
 
 
 class BranchId(StrEnum):
@@ -87,6 +87,24 @@ OPTIMIZER_NOW = Branch(
 LAST_BRANCHES = (LR_03, LR_01, FRESH_OPTIMIZER)
 """Tried where a run was harmed and nothing else helps."""
 BRANCHES = {b.id: b for b in (REPLAY, SKIP, OLD_SETTINGS, CLIP, FLOAT32, *LAST_BRANCHES, OLD_BATCHES, OPTIMIZER_NOW)}
+
+BRANCHES_OF_REMEDIES = {
+    RemedyId.CLIP: BranchId.CLIP,
+    RemedyId.LOWER_LR: BranchId.LR_03,
+    RemedyId.FRESH_OPTIMIZER: BranchId.FRESH_OPTIMIZER,
+    RemedyId.FLOAT32: BranchId.FLOAT32,
+    RemedyId.FLOAT32_REWIND: BranchId.FLOAT32,
+    RemedyId.CAP: BranchId.OLD_SETTINGS,
+    RemedyId.WAIT_OUT: BranchId.SKIP,
+}
+"""The branch that is most like a remedy of the rules."""
+
+
+def branch_of_remedy(name: str) -> BranchId | None:
+    """The branch of a trial that does what a branch or a remedy of this name did; None if there is none."""
+    branches = {branch.value: branch for branch in BRANCHES}
+    by_remedy = {remedy.value: branch for remedy, branch in BRANCHES_OF_REMEDIES.items()}
+    return branches.get(name, by_remedy.get(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,9 +115,17 @@ class TrialRunner:
     def __init__(self, sandbox: Sandbox, recorder: StepRecorder) -> None:
         self._sandbox, self._recorder, self._agreement = sandbox, recorder, sandbox.agreement
 
-    def run(self, snapshots: Sequence[Snapshot], onset: int, *, deadline: float, try_float32: bool) -> Trial:
+    def run(
+        self,
+        snapshots: Sequence[Snapshot],
+        onset: int,
+        *,
+        deadline: float,
+        try_float32: bool,
+        first: BranchId | None = None,
+    ) -> Trial:
         """Find out what helps a run that went wrong at attempt `onset`, from one of these snapshots (oldest first);
-        raises `TrialFailed`."""
+        raises `TrialFailed`. The branch `first` is tried before the others; on several ranks that of rank 0."""
         began = time.perf_counter()
         sandbox = self._sandbox
         with sandbox.opened() as now:
@@ -131,10 +139,11 @@ class TrialRunner:
             results[BranchId.REPLAY] = self._run_branch(REPLAY, trial)
             rows = {s.attempt: s.row for s in trial.steps if s.row is not None}
             trial.difference = first_difference(rows, results[BranchId.REPLAY])
-            for branch in self._telling_branches(trial, try_float32=try_float32):
+            first = self._agreement.from_first(first)
+            for branch in in_order(self._telling_branches(trial, try_float32=try_float32), first):
                 if self._agreement.any(time.perf_counter() - began + results[BranchId.REPLAY].seconds > deadline):
                     break
-                if branch in LAST_BRANCHES and _is_cured(trial):
+                if branch in LAST_BRANCHES and branch.id is not first and _is_cured(trial):
                     break
                 if branch is OPTIMIZER_NOW:
                     self._run_optimizer_now(trial, now)
@@ -320,6 +329,15 @@ def ceiling_between(steps: Sequence[KeptStep], onset: int, suspects: frozenset[i
     highest = max(before)
     ceiling = highest + (highest - statistics.median(before)) / 2
     return ceiling if statistics.median(harmful) > ceiling else math.inf
+
+
+def in_order(branches: Sequence[Branch], first: BranchId | None) -> list[Branch]:
+    """The branches with one of them moved to the front, or one of the last branches put there.
+
+    Each branch begins from the same state, so what comes of it does not depend on its place.
+    """
+    front = [branch for branch in (*branches, *LAST_BRANCHES) if branch.id is first][:1]
+    return front + [branch for branch in branches if branch not in front]
 
 
 def _is_harmed(trial: Trial) -> bool:

@@ -98,7 +98,7 @@ def _add_rows(scalars: reader.Scalars, builder: TableBuilder) -> None:
 
 
 def _note_events(events: list[dict[str, Any]], builder: TableBuilder) -> None:
-    noted = [e for e in events if e.get("kind") in _NOTED_KINDS or e.get("detector") == FindingKind.ORIGIN]
+    noted = [e for e in events if e.get("kind") in _NOTED_KINDS or _is_noted(e)]
     diagnosed: list[str] = []
     decided: list[str] = []
     for event in noted:
@@ -118,6 +118,12 @@ def _note_events(events: list[dict[str, Any]], builder: TableBuilder) -> None:
         builder.settings["decided"] = " ".join(decided[-20:])
 
 
+def _is_noted(event: dict[str, Any]) -> bool:
+    """Where a value came from, and what was banned for it."""
+    banned = event.get("kind") == "note" and event.get("name") == "banned"
+    return banned or event.get("detector") == FindingKind.ORIGIN
+
+
 def _describe_event(event: dict[str, Any]) -> str:
     step, kind = event.get("step"), event["kind"]
     if kind == "diagnosis":
@@ -129,6 +135,8 @@ def _describe_event(event: dict[str, Any]) -> str:
     if kind == "decision":
         done = "" if event.get("applied", True) else " (not applied, observe only)"
         return f"step {step}: {event.get('action')}{done}, because {event.get('reason', 'no reason is recorded')}"
+    if kind == "note":
+        return f"step {step}: {event.get('detail', '')}"
     if kind == "finding":
         return f"step {step}, rank {event.get('rank', 0)}: {event.get('detail', '')}"
     return f"step {step}: {kind} {event.get('name', '')} {event.get('detail', '')}".strip()

@@ -241,6 +241,9 @@ class ProtectionSection(Section):
     snapshot_memory: str | bool | None = Field(
         default=None, description='Memory for snapshots to rewind to, such as "8GB"; false: none.'
     )
+    cases: str | None = Field(
+        default=None, description="Folder of earlier runs, or a case library, to compare incidents with."
+    )
     policy: dict[str, Any] = Field(default={}, description="Fields of surefoot.Policy, such as snapshot_every: 20.")
 
 
