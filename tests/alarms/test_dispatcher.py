@@ -9,12 +9,12 @@ import pytest
 from servers import AlarmServer, SilentServer, all_servers, wait_for
 
 from surefoot.alarms import dispatcher as dispatcher_module
-from surefoot.alarms.alarm import Alarm, RunFacts
+from surefoot.alarms.alarm import Alarm, AlarmedRun
 from surefoot.alarms.alarm_target import AlarmLevel, alarm_targets
 from surefoot.alarms.dispatcher import AlarmDispatcher
 from surefoot.alarms.send_alarm import NotSent, send
 
-RUN = RunFacts(name="a", run_dir="/runs/a", host="here")
+RUN = AlarmedRun(name="a", run_dir="/runs/a", host="here")
 
 
 def found(number: int = 0, level: AlarmLevel = AlarmLevel.SEVERE) -> Alarm:

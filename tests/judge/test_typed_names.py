@@ -20,11 +20,11 @@ READERS = (
     "src/surefoot/journal/policy_aliases.py",
 )
 """Where the names are defined, and where those of earlier versions are."""
-DTYPES = {"float32"}
-"""Names that are those of a dtype as well, which recipes compare with."""
+NAMES_OF_OTHERS = {"float32", "nonfinite"}
+"""Names that are compared elsewhere too: a dtype of recipes, and a column."""
 NAMES = {
     member.value for enum in (Cause, FindingKind, RemedyId, Severity, HarmKind, Action) for member in enum
-} - DTYPES
+} - NAMES_OF_OTHERS
 OTHER_MEANINGS = {
     "clip": "an argument, and a column",
     "jump": "a label of a log, and an earlier name of a threshold",
@@ -32,7 +32,6 @@ OTHER_MEANINGS = {
     "loss_scale": "a number of a run, and an option of a decision",
     "mode": "how a run is protected",
     "momentum": "an option of optimizers",
-    "nonfinite": "a column",
     "origin": "a part of a note",
     "plateau": "a label of a log",
     "progress": "an argument, and a part of a saved state",
@@ -41,11 +40,10 @@ OTHER_MEANINGS = {
 }
 """Names that are keys of something else too; they are only looked for in comparisons."""
 OTHER_COMPARISONS = {
-    "src/surefoot/journal/columns.py": {"nonfinite"},
     "src/surefoot/guard/checkpointer.py": {"stop"},
     "src/surefoot/guard/preemption.py": {"stop"},
 }
-"""Comparisons with a column, and with what the ranks agree on."""
+"""Comparisons with what the ranks agree on."""
 LOOKUPS = ("get", "pop", "setdefault")
 
 

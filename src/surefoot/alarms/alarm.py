@@ -16,7 +16,7 @@ URGENT = (AlarmLevel.CRASH, AlarmLevel.STOP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class AlarmedRun:
     """Which run an alarm is about."""
 
     name: str
@@ -43,7 +43,7 @@ class Alarm:
     def urgent(self) -> bool:
         return self.level in URGENT
 
-    def payload(self, run: RunFacts) -> dict[str, Any]:
+    def payload(self, run: AlarmedRun) -> dict[str, Any]:
         """The JSON object of a webhook or command; fields are only ever added."""
         return {
             "source": "surefoot",

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from surefoot.alarms.alarm import Alarm, RunFacts
+from surefoot.alarms.alarm import Alarm, AlarmedRun
 from surefoot.alarms.alarm_limits import BACKOFF_SECONDS, AlarmLimits
 from surefoot.alarms.alarm_target import AlarmTarget
 from surefoot.alarms.send_alarm import NotSent, send
@@ -23,7 +23,7 @@ Report = Callable[[str], None]
 class AlarmDispatcher:
     """Never blocks its caller: `submit` puts into bounded queues."""
 
-    def __init__(self, targets: Sequence[AlarmTarget], run: RunFacts, report: Report) -> None:
+    def __init__(self, targets: Sequence[AlarmTarget], run: AlarmedRun, report: Report) -> None:
         self._threads = [_TargetThread(target, run, report) for target in targets]
         for thread in self._threads:
             thread.start()
@@ -44,7 +44,7 @@ class AlarmDispatcher:
 
 
 class _TargetThread(threading.Thread):
-    def __init__(self, target: AlarmTarget, run: RunFacts, report: Report) -> None:
+    def __init__(self, target: AlarmTarget, run: AlarmedRun, report: Report) -> None:
         super().__init__(name="surefoot-alarm-target", daemon=True)
         self.target, self._run, self._report = target, run, report
         self.ending = threading.Event()

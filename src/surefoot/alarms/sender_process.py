@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from surefoot.alarms.alarm import Alarm, RunFacts
+from surefoot.alarms.alarm import Alarm, AlarmedRun
 from surefoot.alarms.alarm_target import AlarmLevel, AlarmTarget, alarm_targets
 from surefoot.alarms.dispatcher import AlarmDispatcher
 from surefoot.alarms.watch_run import POLL_SECONDS, RunWatch
@@ -36,7 +36,7 @@ def main() -> None:
     threading.Thread(target=_read_lines, args=(sys.stdin, lines), daemon=True).start()
     targets = alarm_targets(settings["targets"])
     run_dir = Path(settings["run_dir"])
-    facts = RunFacts(name=run_dir.name, run_dir=str(run_dir), host=socket.gethostname())
+    facts = AlarmedRun(name=run_dir.name, run_dir=str(run_dir), host=socket.gethostname())
     dispatcher = AlarmDispatcher(targets, facts, _report)
     no_step = shortest_no_step(targets)
     watch = RunWatch(run_dir, no_step_minutes=no_step, since=settings["since"], announced=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from surefoot.checkpoint.tree import Stateful, TensorSlot, attach_tensors, detac
 
 _SCALER_OPTIONS = ("_growth_factor", "_backoff_factor", "_growth_interval")
 _SCALER_TENSORS = ("_scale", "_growth_tracker")
+
+log = logging.getLogger("surefoot")
 
 
 @runtime_checkable
@@ -352,3 +355,15 @@ def initial_optimizer_state(optimizer: Optimizer) -> dict[Any, Any]:
     parameters = inspect.signature(make.__init__).parameters
     options = {name: value for name, value in optimizer.defaults.items() if name in parameters}
     return dict(make([dict(group) for group in optimizer.param_groups], **options).state)
+
+
+def reset_optimizer_state(optimizer: Optimizer, *, prefilled: bool) -> None:
+    """Clear the state; `prefilled` if the optimizer had one before its first step."""
+    try:
+        initial = initial_optimizer_state(optimizer) if prefilled else {}
+    except Exception as error:  # of a constructor that needs more than parameters
+        name = type(optimizer).__name__
+        log.warning("surefoot: the state of %s is kept, as it cannot be created again: %s", name, error)
+        return
+    optimizer.state.clear()
+    optimizer.state.update(initial)

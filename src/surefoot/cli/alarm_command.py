@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from surefoot.alarms.alarm import Alarm, RunFacts
+from surefoot.alarms.alarm import Alarm, AlarmedRun
 from surefoot.alarms.alarm_target import (
     ALARMS_VARIABLE,
     AlarmError,
@@ -102,9 +102,9 @@ def _test(targets: Sequence[AlarmTarget], run: Path | None) -> int:
     return code
 
 
-def _facts(run: Path) -> RunFacts:
+def _facts(run: Path) -> AlarmedRun:
     path = run.resolve()
-    return RunFacts(name=path.name, run_dir=str(path), host=socket.gethostname())
+    return AlarmedRun(name=path.name, run_dir=str(path), host=socket.gethostname())
 
 
 def _print_problem(sentence: str) -> None:

@@ -46,13 +46,11 @@ class AttachedGuard(Guard):
     def __init__(self, context: GuardContext) -> None:
         self.disabled = False
         """Protection has ended: the guard was closed, or disabled itself after an internal error."""
-        self._context = context
-        self._optimizers = context.optimizers
+        self._context, self._optimizers = context, context.optimizers
         self._loss_watched = self._backward_awaited = False
         """A loss was ever watched; one was, and no backward has started from it yet."""
         self._steps_without_backward = 0  # in a row, from the watched loss
-        self._training_thread = threading.get_ident()
-        self._timer = StepTimer()
+        self._training_thread, self._timer = threading.get_ident(), StepTimer()
         self._buffer_shadow = None if context.policy.observe else BufferShadow(context.model)
         self._checkpointer: Checkpointer | None = None  # stays so without `resume=True`
         try:
@@ -64,9 +62,8 @@ class AttachedGuard(Guard):
             if context.resume:
                 from surefoot.guard.checkpointer import Checkpointer  # imports torch.distributed.checkpoint, slowly
 
-                self._checkpointer = Checkpointer(
-                    context, self._pipeline, self._reader, self._recovery, shadow=self._buffer_shadow
-                )
+                parts = context, self._pipeline, self._reader, self._recovery
+                self._checkpointer = Checkpointer(*parts, shadow=self._buffer_shadow)
                 self._checkpointer.start()
             self._recovery.start_bans()
         except BaseException:
@@ -230,8 +227,7 @@ class AttachedGuard(Guard):
         """Build a new pipeline, because the optimizers now hold other parameters."""
         self._read_arrived(drain=True)
         new = self._pipeline = self._pipeline.successor(self._context, self._timer, self._buffer_shadow)
-        self._reader.journal.layout(new.layout.names, new.layout.numels)
-        self._reader.judge.rewired(new.layout.names, [(s.start, s.stop) for s in new.layout.optimizer_spans])
+        self._reader.rewired(new.layout)
         self._recovery.pipeline_replaced(new)
         if self._checkpointer is not None:
             self._checkpointer.pipeline_replaced(new)
@@ -360,9 +356,9 @@ class AttachedGuard(Guard):
         self._note("closed")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None and not self.disabled:
-            self._note("exception", f"{type(error).__name__}: {error}")
         if error is not None:
+            if not self.disabled:
+                self._note("exception", f"{type(error).__name__}: {error}")
             self._restart.ended_by_memory()
             # The batch in progress may be lost, so this state is not exact; the last checkpoint is.
             self._close_checkpointer(intact=False)

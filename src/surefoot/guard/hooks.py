@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
@@ -19,6 +20,7 @@ from surefoot.guard.batches import Fetcher, FetchHook, HasFetchHook
 from surefoot.guard.context import GuardContext
 from surefoot.guard.guard import Guard
 
+log = logging.getLogger("surefoot")
 GUARDED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers that already have a guard."""
 
@@ -168,3 +170,13 @@ def close_if_alive(guard: weakref.ref[Guard]) -> None:
     if alive is not None:
         with contextlib.suppress(SystemExit, KeyboardInterrupt):
             alive.close()
+
+
+def call_listeners(listeners: list[Callable[[int, int], None]], step: int, attempt: int) -> None:
+    """Call the user's listeners; one that raises is removed."""
+    for listener in list(listeners):
+        try:
+            listener(step, attempt)
+        except Exception as error:
+            listeners.remove(listener)
+            log.error("surefoot: a listener of on_rewind failed and is removed: %s", error, exc_info=error)

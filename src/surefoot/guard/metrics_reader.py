@@ -18,6 +18,7 @@ from surefoot.judge.judge import Judge
 from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
 from surefoot.measure.block_layout import HostBlock, SharedSlot, SummarySlot, VerdictSlot
+from surefoot.measure.layout import ParamLayout
 from surefoot.measure.nan_tracer import NanOrigin
 from surefoot.measure.resources import StepTimer
 from surefoot.records import (
@@ -190,6 +191,11 @@ class MetricsReader:
         """The loop is over: count the updates since the last known end of an iteration as one iteration; where only
         one optimizer has stepped at all, as one iteration each."""
         self._count_iterations(self._iterations + (1 if self.order.several else self._uncounted_updates))
+
+    def rewired(self, layout: ParamLayout) -> None:
+        """The optimizers hold other tensors now."""
+        self.journal.layout(layout.names, layout.numels)
+        self.judge.rewired(layout.names, [(span.start, span.stop) for span in layout.optimizer_spans])
 
     def rewound(self, attempt: int, step: int) -> None:
         """The run is again as it was after this attempt."""

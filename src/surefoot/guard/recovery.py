@@ -20,9 +20,9 @@ from surefoot.actions.step_overrides import OverrideApplier
 from surefoot.actions.stop import TrainingStopped
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
-from surefoot.checkpoint.train_state import TrainState, initial_optimizer_state
+from surefoot.checkpoint.train_state import TrainState, reset_optimizer_state
 from surefoot.guard.context import GuardContext
-from surefoot.guard.hooks import HasSwitch, refuse_all_updates
+from surefoot.guard.hooks import HasSwitch, call_listeners, refuse_all_updates
 from surefoot.guard.incident_capture import IncidentCapture
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.origin_control import OriginControl, origins_without_trials
@@ -389,22 +389,10 @@ class Recovery:
             attempt=attempt,
         )
         self.snapshots.report_messages()
-        for listener in list(self.rewind_listeners):
-            try:
-                listener(state.step, state.attempt)
-            except Exception as error:
-                self.rewind_listeners.remove(listener)
-                log.error("surefoot: a listener of on_rewind failed and is removed: %s", error, exc_info=error)
+        call_listeners(self.rewind_listeners, state.step, state.attempt)
 
     def reset_optimizers(self) -> None:
         for optimizer, prefilled in self._prefilled:
-            try:
-                initial = initial_optimizer_state(optimizer) if prefilled else {}
-            except Exception as error:  # of a constructor that needs more than parameters
-                name = type(optimizer).__name__
-                log.warning("surefoot: the state of %s is kept, as it cannot be created again: %s", name, error)
-                continue
-            optimizer.state.clear()
-            optimizer.state.update(initial)
+            reset_optimizer_state(optimizer, prefilled=prefilled)
         for gate in self.pipeline.gates:
             gate.optimizer_state_replaced()

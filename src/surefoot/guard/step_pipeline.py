@@ -22,7 +22,7 @@ from surefoot.gate.veto import VetoMethod
 from surefoot.guard.context import GuardContext
 from surefoot.guard.iteration_order import IterationOrder
 from surefoot.guard.step_metrics import RankExchange, StepContext, learn_exempt_buffers, lr_and_momentum
-from surefoot.measure.batch_stats import find_float_tensor, measure_batch
+from surefoot.measure.batch_stats import add_to_mean, find_float_tensor, measure_batch
 from surefoot.measure.block_layout import AsyncReadback, HostBlock, SharedSlot, SummarySlot, VerdictSlot
 from surefoot.measure.grad_stats import GradStats, SeenGrads
 from surefoot.measure.layout import ParamLayout, layout_params, main_device
@@ -118,16 +118,8 @@ class StepPipeline:
         self.judged_by = JudgedBy.NOTHING if progress is None else JudgedBy.PROGRESS
         if progress is None:
             return
-        mean = self.grad_stats.block.summary[SummarySlot.PROGRESS]
         earlier = 0 if self.stepped else self.grad_stats.num_microbatches
-        with torch.no_grad():
-            value: Any = progress
-            if isinstance(progress, Tensor):
-                value = progress.detach().reshape(()).to(mean, non_blocking=True)
-            if earlier:
-                mean += (value - mean) / (earlier + 1)
-            else:
-                self.grad_stats.block.summary[SummarySlot.PROGRESS] = value
+        add_to_mean(progress, self.grad_stats.block.summary[SummarySlot.PROGRESS], earlier)
 
     # -- 2. backward
 

@@ -15,7 +15,7 @@ SUFFIX = "-doubted"
 
 
 @dataclass(frozen=True, slots=True)
-class SavedCheckpoint:
+class TrainerCheckpoint:
     """A checkpoint of the trainer, and the last attempt that is in it."""
 
     path: Path
@@ -26,9 +26,9 @@ class TrainerCheckpoints:
     """The checkpoints written since the guard was attached, oldest first."""
 
     def __init__(self) -> None:
-        self._saved: list[SavedCheckpoint] = []
+        self._saved: list[TrainerCheckpoint] = []
 
-    def __iter__(self) -> Iterator[SavedCheckpoint]:
+    def __iter__(self) -> Iterator[TrainerCheckpoint]:
         return iter(self._saved)
 
     def add(self, path: str | os.PathLike[str], guard: Guard) -> None:
@@ -36,7 +36,7 @@ class TrainerCheckpoints:
         latest = guard.latest
         path = Path(path)
         self._saved = [s for s in self._saved if s.path != path]
-        self._saved.append(SavedCheckpoint(path, -1 if latest is None else latest.attempt))
+        self._saved.append(TrainerCheckpoint(path, -1 if latest is None else latest.attempt))
 
     def doubt_after(self, attempt: int, *, rename: bool) -> list[Path]:
         """The run went back to its state after this attempt: rename what was written since; returns the old paths."""

@@ -1,4 +1,4 @@
-"""The number of samples in a batch; its mean, standard deviation and largest magnitude, measured without a wait."""
+"""Numbers of a batch, measured without a wait: samples, mean, standard deviation, largest magnitude, progress."""
 
 from __future__ import annotations
 
@@ -44,3 +44,10 @@ def measure_batch(values: Tensor, out: Tensor) -> None:
             flat = flat[:: flat.numel() // MAX_VALUES | 1]  # an odd stride, so that it does not stay on one channel
         std, mean = torch.std_mean(flat)
         out.copy_(torch.stack([mean, std, torch.linalg.vector_norm(flat, torch.inf)]))
+
+
+def add_to_mean(value: Tensor | float, mean: Tensor, earlier: int) -> None:
+    """Make `mean`, the mean of so many earlier values, that of this one too."""
+    with torch.no_grad():
+        new = value.detach().reshape(()).to(mean, non_blocking=True) if isinstance(value, Tensor) else value
+        mean.copy_(mean + (new - mean) / (earlier + 1)) if earlier else mean.fill_(new)

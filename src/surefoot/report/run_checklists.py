@@ -42,7 +42,7 @@ class CheckedItem:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class ChecklistFacts:
     """What the items look at."""
 
     run: Run
@@ -64,12 +64,12 @@ def _yes(condition: bool) -> CheckAnswer:
     return CheckAnswer.YES if condition else CheckAnswer.NO
 
 
-def during(facts: RunFacts) -> list[CheckedItem]:
+def during(facts: ChecklistFacts) -> list[CheckedItem]:
     """What should be true while a run trains."""
     return _answer(_DURING, facts)
 
 
-def after_crash(facts: RunFacts) -> list[CheckedItem]:
+def after_crash(facts: ChecklistFacts) -> list[CheckedItem]:
     """What should follow a crash; nothing for a run that neither crashed nor was resumed."""
     crashed = facts.story.verdict in (RunVerdict.FAILED, RunVerdict.KILLED)
     if not crashed and not facts.checkpoint_events("resumed"):
@@ -77,15 +77,17 @@ def after_crash(facts: RunFacts) -> list[CheckedItem]:
     return _answer(_AFTER_CRASH, facts)
 
 
-def _answer(items: Sequence[tuple[str, Callable[[RunFacts], Answered]]], facts: RunFacts) -> list[CheckedItem]:
+def _answer(
+    items: Sequence[tuple[str, Callable[[ChecklistFacts], Answered]]], facts: ChecklistFacts
+) -> list[CheckedItem]:
     return [CheckedItem(item, *check(facts)) for item, check in items]
 
 
 # -- during
 
 
-def _measured(column: str) -> Callable[[RunFacts], Answered]:
-    def check(facts: RunFacts) -> Answered:
+def _measured(column: str) -> Callable[[ChecklistFacts], Answered]:
+    def check(facts: ChecklistFacts) -> Answered:
         values = facts.column(column)
         if not len(values):
             return CheckAnswer.UNKNOWN, "no update is recorded"
@@ -96,12 +98,12 @@ def _measured(column: str) -> Callable[[RunFacts], Answered]:
     return check
 
 
-def _layers(facts: RunFacts) -> Answered:
+def _layers(facts: ChecklistFacts) -> Answered:
     layers = facts.run.layers
     return _yes(bool(layers.rows)), f"{len(layers):,} tensors in {layers.rows:,} rows" if layers.rows else "none"
 
 
-def _protected(facts: RunFacts) -> Answered:
+def _protected(facts: ChecklistFacts) -> Answered:
     config = facts.run.info.get("config")
     policy = config.get("policy") if isinstance(config, Mapping) else None
     if not isinstance(policy, Mapping) or "observe" not in policy:
@@ -111,7 +113,7 @@ def _protected(facts: RunFacts) -> Answered:
     return CheckAnswer.YES, f"{facts.story.saved.refused:,} refused"
 
 
-def _hourly(facts: RunFacts) -> Answered:
+def _hourly(facts: ChecklistFacts) -> Answered:
     times = sorted(checkpoint.time for checkpoint in facts.story.checkpoints if checkpoint.time > 0)
     start, end = facts.story.started, facts.story.updated
     if not times:
@@ -123,12 +125,12 @@ def _hourly(facts: RunFacts) -> Answered:
     return _yes(longest <= HOUR), f"{len(times)} checkpoints, at most {format_duration(longest)} apart"
 
 
-def _alarms(facts: RunFacts) -> Answered:
+def _alarms(facts: ChecklistFacts) -> Answered:
     sent = [event for event in facts.run.events if event.get("kind") == "alarm" or event.get("name") == "alarm"]
     return (CheckAnswer.YES, f"{len(sent)} sent") if sent else (CheckAnswer.UNKNOWN, "none is recorded in the run")
 
 
-def _ended_finite(facts: RunFacts) -> Answered:
+def _ended_finite(facts: ChecklistFacts) -> Answered:
     story = facts.story
     if story.last_loss is None:
         return CheckAnswer.UNKNOWN, "no finite loss of an applied update is recorded"
@@ -137,7 +139,7 @@ def _ended_finite(facts: RunFacts) -> Answered:
     return _yes(not bad), f"{story.last_loss:.4g}"
 
 
-_DURING: tuple[tuple[str, Callable[[RunFacts], Answered]], ...] = (
+_DURING: tuple[tuple[str, Callable[[ChecklistFacts], Answered]], ...] = (
     ("the gradient norm is measured at every update", _measured("norm")),
     ("the loss is watched at every update", _measured("loss")),
     ("its difference from step to step is recorded", _measured("loss_d1")),
@@ -152,21 +154,21 @@ _DURING: tuple[tuple[str, Callable[[RunFacts], Answered]], ...] = (
 # -- after a crash
 
 
-def _analysed(facts: RunFacts) -> Answered:
+def _analysed(facts: ChecklistFacts) -> Answered:
     if facts.diagnosis.causes:
         first = facts.diagnosis.causes[0]
         return CheckAnswer.YES, f"{first.cause} ({first.confidence:.0%} sure)"
     return CheckAnswer.UNKNOWN, f"the numbers show no cause; the run {facts.story.ended.rstrip(',;')}"
 
 
-def _shape(facts: RunFacts) -> Answered:
+def _shape(facts: ChecklistFacts) -> Answered:
     pattern = facts.diagnosis.pattern
     if pattern is Pattern.NONE:
         return CheckAnswer.UNKNOWN, "the loss shows no known pattern"
     return CheckAnswer.YES, PATTERN_PHRASES.get(pattern, str(pattern))
 
 
-def _adjusted(facts: RunFacts) -> Answered:
+def _adjusted(facts: ChecklistFacts) -> Answered:
     relevant = (Action.REWIND, Action.CONSTRAIN)
     acted = sum(a.action in relevant and a.applied for i in facts.story.incidents for a in i.actions)
     earlier = facts.run.info.get("earlier")
@@ -196,7 +198,7 @@ def _flat(value: Any, name: str) -> list[tuple[str, Any]]:
     return [(name, value)]
 
 
-def _resumed(facts: RunFacts) -> Answered:
+def _resumed(facts: ChecklistFacts) -> Answered:
     resumed = facts.checkpoint_events("resumed")
     if not resumed:
         return CheckAnswer.NO, "not resumed yet"
@@ -207,7 +209,7 @@ def _resumed(facts: RunFacts) -> Answered:
     return answer, f"from step {step}, marked {health}" if health else f"from step {step}, which is not marked"
 
 
-def _verified(facts: RunFacts) -> Answered:
+def _verified(facts: ChecklistFacts) -> Answered:
     proofs = facts.checkpoint_events("proved", "unproven")
     if not facts.checkpoint_events("resumed"):
         return CheckAnswer.NO, "not resumed yet"
@@ -216,12 +218,12 @@ def _verified(facts: RunFacts) -> Answered:
     return _yes(proofs[-1].get("name") == "proved"), str(proofs[-1].get("detail") or "")
 
 
-def _recorded(facts: RunFacts) -> Answered:
+def _recorded(facts: ChecklistFacts) -> Answered:
     bundles = sum(bool(incident.bundle) for incident in facts.story.incidents)
     return _yes(bool(facts.run.events)), f"{len(facts.run.events):,} events, {bundles} incident bundles"
 
 
-_AFTER_CRASH: tuple[tuple[str, Callable[[RunFacts], Answered]], ...] = (
+_AFTER_CRASH: tuple[tuple[str, Callable[[ChecklistFacts], Answered]], ...] = (
     ("the logs are analysed and a cause is named", _analysed),
     ("the shape of the failure is named", _shape),
     ("the settings were adjusted", _adjusted),

@@ -13,7 +13,7 @@ from surefoot.logs.diagnose_log import diagnose
 from surefoot.logs.formats.surefoot_run import is_run_dir
 from surefoot.logs.log_diagnosis import LogDiagnosis, UnreadableInput
 from surefoot.report.gradient_flow import GradientFlow, gradient_flow
-from surefoot.report.run_checklists import CheckedItem, RunFacts, after_crash, during
+from surefoot.report.run_checklists import CheckedItem, ChecklistFacts, after_crash, during
 from surefoot.story.run_story import RunStory, RunVerdict
 
 MAX_TEXT = 400
@@ -97,7 +97,7 @@ def make_report(run_dir: str | os.PathLike[str]) -> RunReport:
         raise UnreadableInput(f"{run_dir} is damaged: it has neither signals nor a readable run.json{_damage(run)}")
     diagnosis = diagnose(run_dir)
     story = diagnosis.story or run.story
-    facts = RunFacts(run, story, diagnosis)
+    facts = ChecklistFacts(run, story, diagnosis)
     main = story.main
     return RunReport(
         run=run,

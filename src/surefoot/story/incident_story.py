@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from surefoot.records import Cause
+from surefoot.records import Action, Cause
 
 
 class IncidentLevel(StrEnum):
@@ -178,7 +178,7 @@ class IncidentStory:
     @property
     def refused(self) -> int:
         """Updates that were refused and changed nothing."""
-        return sum(action.count for action in self.actions if action.action == "refuse" and action.applied)
+        return sum(action.count for action in self.actions if action.action == Action.REFUSE and action.applied)
 
     @property
     def updates_lost(self) -> int:

@@ -154,3 +154,12 @@ def gain(losses: Sequence[float], others: Sequence[float]) -> float:
     error = spread / math.sqrt(len(differences))
     margin = max(MARGIN_ERRORS * error, MARGIN_FRACTION * abs(statistics.fmean(others)), 1e-12)
     return statistics.fmean(differences) / margin
+
+
+def in_order(branches: Sequence[Branch], first: BranchId | None) -> list[Branch]:
+    """The branches with one of them moved to the front, or one of the last branches put there.
+
+    Each branch begins from the same state, so what comes of it does not depend on its place.
+    """
+    front = [branch for branch in (*branches, *LAST_BRANCHES) if branch.id is first][:1]
+    return front + [branch for branch in branches if branch not in front]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from surefoot.checkpoint.rng import RngStates, get_torch_rng_states
 from surefoot.checkpoint.snapshot_ages import most_crowded
 from surefoot.checkpoint.tree import tensors_in
+from surefoot.judge.thresholds import BASELINE_ROWS
 from surefoot.records import StepMetrics
 from surefoot.trials.rank_agreement import TrialFailed
 
@@ -28,6 +30,8 @@ MAX_BATCH_BYTES = 1 << 30
 """Bytes of batches that are kept at most; older steps are dropped first."""
 DEVICE_SHARE = 64
 """On a device with less than that many times as much memory, they may take this part of it."""
+MIN_PROBES = 3
+"""With fewer probe batches, some steps since the snapshot are held out from all branches."""
 Options = list[dict[str, Any]]
 """The options of each parameter group of one optimizer, without its parameters."""
 
@@ -307,3 +311,14 @@ def copied(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copied(part) for part in value)
     return value
+
+
+def ceiling_between(steps: Sequence[KeptStep], onset: int, suspects: frozenset[int]) -> float:
+    """A loss above those of the steps before the onset and below those of most suspects; infinite if they overlap."""
+    before = [s.row.loss for s in steps if s.row is not None and s.row.applied and s.attempt < onset][-BASELINE_ROWS:]
+    harmful = [s.row.loss for s in steps if s.row is not None and s.attempt in suspects]
+    if len(before) < MIN_PROBES or not harmful:
+        return math.inf
+    highest = max(before)
+    ceiling = highest + (highest - statistics.median(before)) / 2
+    return ceiling if statistics.median(harmful) > ceiling else math.inf

@@ -11,7 +11,6 @@ from typing import Any
 
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.snapshots import Snapshot
-from surefoot.judge.thresholds import BASELINE_ROWS
 from surefoot.records import Cause, StepMetrics, StepOverrides
 from surefoot.trials.branches import (
     BRANCHES,
@@ -26,6 +25,7 @@ from surefoot.trials.branches import (
     Branch,
     BranchId,
     BranchResult,
+    in_order,
     is_better,
 )
 from surefoot.trials.conclusion import (
@@ -39,11 +39,13 @@ from surefoot.trials.conclusion import (
     first_difference,
 )
 from surefoot.trials.kept_steps import (
+    MIN_PROBES,
     KeptStep,
     NotKept,
     Options,
     StepRecorder,
     TakenStep,
+    ceiling_between,
     loop_clip,
     scaled_lr,
 )
@@ -51,8 +53,6 @@ from surefoot.trials.pairs import depends_on_pairs
 from surefoot.trials.rank_agreement import TrialFailed
 from surefoot.trials.sandbox import Sandbox, UpdateFailed
 
-MIN_PROBES = 3
-"""With fewer probe batches, some steps since the snapshot are held out from all branches."""
 HELD_OUT = 6
 """How many of them."""
 STANDS_OUT_SIGMAS = 4.0
@@ -318,26 +318,6 @@ class TrialRunner:
                     break
                 taken[step.attempt] = TakenStep(loss, norm, options, max_norm)
         return taken
-
-
-def ceiling_between(steps: Sequence[KeptStep], onset: int, suspects: frozenset[int]) -> float:
-    """A loss above those of the steps before the onset and below those of most suspects; infinite if they overlap."""
-    before = [s.row.loss for s in steps if s.row is not None and s.row.applied and s.attempt < onset][-BASELINE_ROWS:]
-    harmful = [s.row.loss for s in steps if s.row is not None and s.attempt in suspects]
-    if len(before) < MIN_PROBES or not harmful:
-        return math.inf
-    highest = max(before)
-    ceiling = highest + (highest - statistics.median(before)) / 2
-    return ceiling if statistics.median(harmful) > ceiling else math.inf
-
-
-def in_order(branches: Sequence[Branch], first: BranchId | None) -> list[Branch]:
-    """The branches with one of them moved to the front, or one of the last branches put there.
-
-    Each branch begins from the same state, so what comes of it does not depend on its place.
-    """
-    front = [branch for branch in (*branches, *LAST_BRANCHES) if branch.id is first][:1]
-    return front + [branch for branch in branches if branch not in front]
 
 
 def _is_harmed(trial: Trial) -> bool:

@@ -11,6 +11,7 @@ from surefoot.journal.aliases import upgraded_event
 from surefoot.journal.row_file import file_size
 from surefoot.journal.strict_json import loads_object
 from surefoot.logs.report.wording import clean
+from surefoot.records import Action
 from surefoot.sinks.narrator import EventNarrator
 
 _DEFAULTS = {"kind": "note", "step": -1, "attempt": -1, "rank": 0, "time": 0.0}
@@ -87,7 +88,7 @@ class EventLines:
                 self._checkpoint(event)
             elif event["kind"] == "note" and event.get("name") in ("attached", "closed"):
                 self._emit(event["step"], "run", "attached" if event["name"] == "attached" else "closed", None)
-            elif event["kind"] == "decision" and event.get("action") == "stop":
+            elif event["kind"] == "decision" and event.get("action") == Action.STOP:
                 self._emit(event["step"], "action", f"stopped the run: {event['reason']}", None)
             else:
                 self._narrator.on_event(event)

@@ -14,7 +14,7 @@ from surefoot.records import NAN
 from surefoot.watch.current_numbers import CurrentNumbers, current_numbers
 from surefoot.watch.event_tail import EventLine, EventLines, EventTail
 from surefoot.watch.run_state import Liveness, RunState, StateReport
-from surefoot.watch.run_verdict import RunVerdict, verdict_of
+from surefoot.watch.run_verdict import LiveVerdict, verdict_of
 
 
 class LiveRun:
@@ -41,7 +41,7 @@ class LiveRun:
         self._take_in_events()
         self.state: StateReport = self._liveness.check()
         self.numbers: CurrentNumbers = self._current_numbers()
-        self.verdict: RunVerdict = verdict_of(self._tail.events, self.numbers, self.state)
+        self.verdict: LiveVerdict = verdict_of(self._tail.events, self.numbers, self.state)
 
     @property
     def layers(self) -> PyramidReader:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from surefoot.logs.log_diagnosis import RunHealth
 from surefoot.logs.report.wording import CAUSE_PHRASES, clean
 from surefoot.records import Action, Cause
 from surefoot.watch.current_numbers import CurrentNumbers
@@ -47,56 +48,56 @@ class IncidentView:
 
 
 @dataclass(frozen=True, slots=True)
-class RunVerdict:
+class LiveVerdict:
     """healthy, warning, failed or unknown, in a sentence, with the incidents."""
 
-    health: str
+    health: RunHealth
     sentence: str
     incidents: tuple[IncidentView, ...] = field(default=())
 
 
-def verdict_of(events: Sequence[Mapping[str, Any]], numbers: CurrentNumbers, state: StateReport) -> RunVerdict:
+def verdict_of(events: Sequence[Mapping[str, Any]], numbers: CurrentNumbers, state: StateReport) -> LiveVerdict:
     """How the run is: what its process does, what its last incident was, and whether that is over."""
     incidents = incidents_of(events)
     last = incidents[-1] if incidents else None
     if state.state is RunState.DELETED:
-        health, sentence = "unknown", "the run directory was deleted; shown is what was read before"
+        health, sentence = RunHealth.UNKNOWN, "the run directory was deleted; shown is what was read before"
     elif last is not None and last.action == Action.STOP:
-        health, sentence = "failed", f"surefoot stopped the run at step {last.step:,}: {last.reason}"
+        health, sentence = RunHealth.FAILED, f"surefoot stopped the run at step {last.step:,}: {last.reason}"
     elif state.state is RunState.DIED:
-        health, sentence = "failed", f"the run died after step {numbers.step:,}: {state.detail}"
+        health, sentence = RunHealth.FAILED, f"the run died after step {numbers.step:,}: {state.detail}"
     elif numbers.step < 0:
-        health, sentence = "unknown", f"no update yet; {state.detail}"
+        health, sentence = RunHealth.UNKNOWN, f"no update yet; {state.detail}"
     else:
         health, sentence = _living(last, len(incidents), numbers, ended=state.state is RunState.ENDED)
-    return RunVerdict(health, sentence, incidents)
+    return LiveVerdict(health, sentence, incidents)
 
 
-def _living(last: IncidentView | None, count: int, numbers: CurrentNumbers, *, ended: bool) -> tuple[str, str]:
+def _living(last: IncidentView | None, count: int, numbers: CurrentNumbers, *, ended: bool) -> tuple[RunHealth, str]:
     where = f"{'ended' if ended else 'running'} at step {numbers.step:,}"
     if last is None:
-        return "healthy", f"{where}, no incident"
+        return RunHealth.HEALTHY, f"{where}, no incident"
     summary = f"{where}, {_count(count, 'incident')}; the last at step {last.step:,}: {describe(last)}"
     helped = last.helped
     since = numbers.attempt - last.last_attempt
     if helped is None and last.action == Action.REFUSE and since >= _APPLIED_AGAIN and math.isfinite(numbers.loss):
         helped = True
     if helped is False:
-        return "warning", f"{summary}; it did not help"
+        return RunHealth.WARNING, f"{summary}; it did not help"
     if helped is None and not ended and since < _RECENT:
-        return "warning", summary
-    return "healthy", summary + ("; it helped" if helped else "")
+        return RunHealth.WARNING, summary
+    return RunHealth.HEALTHY, summary + ("; it helped" if helped else "")
 
 
 def describe(incident: IncidentView) -> str:
     """The action and the cause in a few words."""
     verb = {
-        "refuse": f"{_count(incident.refused, 'update')} refused",
-        "rewind": "rewound",
-        "constrain": "constrained",
-        "accept": "accepted as a new normal",
-        "stop": "stopped",
-    }.get(incident.action, incident.action)
+        Action.REFUSE: f"{_count(incident.refused, 'update')} refused",
+        Action.REWIND: "rewound",
+        Action.CONSTRAIN: "constrained",
+        Action.ACCEPT: "accepted as a new normal",
+        Action.STOP: "stopped",
+    }.get(Action(incident.action), incident.action)
     verb = verb if incident.applied else f"would be {verb}"
     return f"{verb}: {incident.cause or clean(incident.reason, 160)}"
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.journal.pyramid import MAX, MEAN, MIN, NONFINITE, SCALAR_COLUMNS
+from surefoot.logs.log_diagnosis import RunHealth
 from surefoot.logs.report.axes import AxisScale
 from surefoot.logs.report.terminal_plot import PlotLine, plot_text
 from surefoot.logs.report.wording import clean, format_count, format_value
@@ -27,7 +28,12 @@ from surefoot.watch.run_verdict import IncidentView, describe
 
 SCALES = ("auto", "log", "linear")
 PANELS = ("overview", "layers", "events", "runs", "help")
-_HEALTH_STYLES = {"healthy": "bold green", "warning": "bold yellow", "failed": "bold red", "unknown": "bold cyan"}
+_HEALTH_STYLES: dict[str, str] = {
+    RunHealth.HEALTHY: "bold green",
+    RunHealth.WARNING: "bold yellow",
+    RunHealth.FAILED: "bold red",
+    RunHealth.UNKNOWN: "bold cyan",
+}
 _LABEL_STYLES = {"finding": "yellow", "cause": "cyan", "trial": "cyan", "action": "bold", "would": "bold",
                  "outcome": "green", "failed": "red"}  # fmt: skip
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
