@@ -186,8 +186,6 @@ class TrialControl:
             self.carried_out(stop, proposed=True)
             return stop, None
         self._hopeless = 0
-        if self.on_harm is not None:
-            self.on_harm(decision, trial)
         before = decision.overrides or StepOverrides()
         lr = 0.0 if self._reader.latest is None else self._reader.latest.lr
         overrides = overrides_of_restart(trial, best, before, lr)
@@ -195,6 +193,7 @@ class TrialControl:
         cause = Cause.SCHEDULE if lr_fell(trial, best, before, lr) else cause  # the rate is right by now
         if self._reader.held_causes[:1] != [cause]:
             self._tell(diagnosis_by_trial(decision, cause, trial.describe(), trial.as_json()))
+        self._harm_found(decision, trial)
         reason = f"{decision.reason}; {settings_text(best)}"
         decision = replace(decision, cause=cause, overrides=overrides, reason=reason)
         retake = functools.partial(self._restart_runner.retake, trial)
@@ -232,9 +231,8 @@ class TrialControl:
                 self._name_cause(decision, trial)
             return self._without_harm(decision)
         self._pause = FIRST_PAUSE
-        if self.on_harm is not None:
-            self.on_harm(decision, trial)
-        decision = self._name_cause(decision, trial)
+        tried, decision = decision, self._name_cause(decision, trial)
+        self._harm_found(tried, trial)
         overrides = self._overrides_for(trial, decision)
         decision = replace(decision, action=Action.REWIND, overrides=overrides)
         result = TrialResult.REWOUND if best is BranchId.REWIND else TrialResult.CONTINUED
@@ -344,6 +342,12 @@ class TrialControl:
         if likely[:1] != [cause]:
             self._tell(diagnosis_by_trial(decision, cause, trial.conclusion.detail, trial.as_json()))
         return replace(decision, cause=cause)
+
+    def _harm_found(self, decision: Decision, trial: Trial | RestartTrial) -> None:
+        """A bundle of the incident is written from here on: with its diagnosis."""
+        self._reader.release_held()
+        if self.on_harm is not None:
+            self.on_harm(decision, trial)
 
     def _tell(self, diagnosis: Diagnosis) -> None:
         """Record a diagnosis by a trial, before those that the rules made at the same step."""
