@@ -77,7 +77,7 @@ def test_keys_sizes_and_other_runs(spawn: Spawn, made_run: MakeRun, tmp_path: Pa
         child.send(key)
         child.expect(words)
     child.send("r")
-    child.expect("(shown)")
+    child.expect("> shown .*second")
     child.send("\x1b[B")
     child.expect(r"> .*first")
     child.send("\r")

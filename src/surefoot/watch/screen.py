@@ -293,9 +293,12 @@ def _runs(run: LiveRun, view: ScreenView, runs: Sequence[FoundRun], *, width: in
     for at in range(first, min(len(runs), first + room)):
         age = max(0.0, time.time() - runs[at].changed)
         mark = ">" if at == view.selected else " "
-        shown = "  (shown)" if runs[at].path == run.path else ""
-        line = Text(f"{mark} {runs[at].path}{shown}", "bold" if at == view.selected else "")
-        lines.append(_cut(line.append(f"  written {format_duration(age)} ago", "dim"), width))
+        shown = "shown" if runs[at].path == run.path else ""
+        head = f"{mark} {shown:<5}  {format_duration(age) + ' ago':>16}  "
+        path, room_for_path = str(runs[at].path), max(12, width - len(head))
+        if len(path) > room_for_path:  # its end tells runs apart
+            path = "..." + path[-(room_for_path - 3) :]
+        lines.append(_cut(Text(head + path, "bold" if at == view.selected else ""), width))
     return lines
 
 
