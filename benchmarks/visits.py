@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import surefoot
 from surefoot.data import make_loader
 from surefoot.guard.guard import Guard
+from surefoot.journal.writer import WriterThread
 from surefoot.records import CheckpointEvent, Event
 
 PACKAGE = str(Path(surefoot.__file__).resolve().parent)
@@ -88,7 +89,10 @@ class Visits:
 
 
 class VisitCounter:
-    """A profile hook for all threads; it records only inside `counting`."""
+    """A profile hook for all threads; it records only inside `counting`.
+
+    The journal's thread is left out: it writes rows every few steps, whether there is a save or not.
+    """
 
     def __init__(self) -> None:
         self._visits: Visits | None = None
@@ -118,9 +122,11 @@ class VisitCounter:
         visits, code = self._visits, frame.f_code
         if visits is None or event != "call" or not code.co_filename.startswith(PACKAGE):
             return
-        visits.all_threads.add(code)
         if threading.get_ident() == self._training_thread:
             visits.training_thread.add(code)
+        elif isinstance(threading.current_thread(), WriterThread):
+            return
+        visits.all_threads.add(code)
 
 
 def measure() -> dict[str, Visits]:
@@ -197,7 +203,7 @@ def _is_save(event: Event) -> bool:
 def report(visits: dict[str, Visits], *, files: bool = False) -> str:
     """The tables as Markdown; with `files`, also every function by file."""
     lines = [
-        "Distinct surefoot source files and functions called; a save includes the steps that train beside it.",
+        "Distinct surefoot source files and functions called, without the journal's thread; a save includes steps.",
         "",
         "| | files | functions | files, all threads | functions, all threads |",
         "|---|---|---|---|---|",
