@@ -48,13 +48,16 @@ def test_a_finding_its_cause_and_what_was_done_are_one_alarm(tmp_path: Path) -> 
     assert journal.flush()
     assert watch.poll(10.0) == []
     (alarm,) = watch.poll(10.5)
-    assert (alarm.level, alarm.title) == ("action", "step 7: action: clip harder for a while")
+    assert (alarm.level, alarm.title) == (
+        "action",
+        "step 7: action: continued with overrides, because clip harder for a while",
+    )
     assert alarm.text.splitlines() == [
         "finding: the loss jumped",
         "cause: A bad batch. (90% sure)",
         "try: A",
         "try: B",
-        "action: clip harder for a while",
+        "action: continued with overrides, because clip harder for a while",
     ]
     assert [event["kind"] for event in alarm.events] == ["finding", "diagnosis", "decision"]
     journal.close()

@@ -50,7 +50,7 @@ def test_one_row_for_each_incident_and_what_helped(runs: Path) -> None:
 
 
 def test_filters(runs: Path) -> None:
-    assert "1 incidents in 3 runs" in command(runs, "--cause", "learning_rate")[1]
+    assert "1 incident in 3 runs" in command(runs, "--cause", "learning_rate")[1]
     assert "2 incidents in 3 runs" in command(runs, "--model", "MLP")[1]
     assert "0 incidents in 3 runs" in command(runs, "--model", "transformer")[1]
     code, text = command(runs, "--cause", "lr")
@@ -94,7 +94,7 @@ def test_broken_and_foreign_folders_are_named_and_the_rest_is_listed(runs: Path,
     (tmp_path / "planted" / "events.jsonl").write_bytes(pickle.dumps(Planted()))
     code, text = command(tmp_path)
     assert code == 0
-    assert "1 incidents in 5 runs" in text
+    assert "1 incident in 5 runs" in text
     for name in ("foreign", "torn", "list", "planted"):
         assert f"note: {name} is left out: " in text
     assert not (tmp_path / "executed").exists()
@@ -117,7 +117,7 @@ def test_odd_events_do_not_stop_the_listing(tmp_path: Path) -> None:
     (run / "events.jsonl").write_text("\n".join([*events, *added]) + "\n")
     code, text = command(tmp_path)
     assert code == 0
-    assert "incidents in 1 runs" in text
+    assert "1 incident in 1 run" in text
     assert "left out" not in text
 
 

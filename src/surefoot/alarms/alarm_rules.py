@@ -73,7 +73,10 @@ class AlarmGroup:
         self._lines: list[str] = []
         self._top: tuple[int, Mapping[str, Any], str] | None = None
         """The order of the most serious level so far, with the first event of it and its line."""
-        self._narrator = EventNarrator(lambda step, label, text, style: self._lines.append(f"{label}: {text}"))
+        self._narrator = EventNarrator(self._add_line, include_advice=False)  # an alarm has all of it
+
+    def _add_line(self, step: int, label: str, text: str, style: str | None) -> None:
+        self._lines.append(f"{label}: {text}")
 
     def add(self, event: Mapping[str, Any]) -> None:
         level, before = level_of(event), len(self._lines)

@@ -83,8 +83,10 @@ def _export(path: Path, cases: Sequence[Case]) -> None:
 
 def _print(cases: Sequence[Case], library: CaseLibrary, options: CasesOptions) -> None:
     console = Console(highlight=False)
-    where = f" in {library.num_runs:,} runs" if library.num_runs else ""
-    console.print(Text(f"{len(cases):,} incidents{where}"))
+    runs = "run" if library.num_runs == 1 else "runs"
+    where = f" in {library.num_runs:,} {runs}" if library.num_runs else ""
+    noun = "incident" if len(cases) == 1 else "incidents"
+    console.print(Text(f"{len(cases):,} {noun}{where}"))
     if cases:
         console.print(_table(cases[:MAX_ROWS]))
         if len(cases) > MAX_ROWS:

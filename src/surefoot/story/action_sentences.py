@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.records import Action
+from surefoot.records import Action, Cause
 
 OVERRIDE_TEXTS = (
     ("lr_factor", "the learning rate times {}"),
@@ -58,11 +58,14 @@ def decision_sentence(decision: Mapping[str, Any]) -> str:
     remedy = str(decision.get("remedy") or "")
     if not decision.get("applied", True):
         return f"would have done: {_would(action, remedy)}"
+    if action == Action.RELAX and decision.get("cause") == Cause.OUT_OF_MEMORY and reason:
+        return reason
     overrides = overrides_text(decision.get("overrides"))
     sentences = {
+        Action.REDUCE_MEMORY.value: f"made the updates fit into memory: {reason}",
         Action.STOP.value: "stopped the run",
         Action.REWIND.value: f"decided to go back to the last good state, {remedy or 'to be safe'}",
-        Action.CONSTRAIN.value: f"continued {remedy or f'with {overrides}'}",
+        Action.CONSTRAIN.value: "continued " + (remedy or f"with {overrides or 'overrides'}"),
         Action.ACCEPT.value: "accepted it as the new normal, and refuses such updates no more",
         Action.RELAX.value: f"relaxed overrides; still in force: {overrides}" if overrides else "lifted all overrides",
     }
@@ -74,7 +77,11 @@ def _would(action: str, remedy: str) -> str:
         return f"go back to the last good state, {remedy or 'to be safe'}"
     if action == Action.CONSTRAIN:
         return f"continue {remedy}".strip()
-    others = {Action.STOP.value: "stop the run", Action.ACCEPT.value: "accept it as the new normal"}
+    others = {
+        Action.REDUCE_MEMORY.value: "make the updates fit into memory",
+        Action.STOP.value: "stop the run",
+        Action.ACCEPT.value: "accept it as the new normal",
+    }
     return others.get(action, action)
 
 

@@ -81,12 +81,10 @@ def _evidence(cause: Cause, reason: str, findings: Sequence[EventFields]) -> lis
             first.setdefault(str(finding.get("detector")), f"step {finding.get('step')}: {finding.get('detail')}")
     lines = [*origins, reason, *first.values()]
     kept: list[str] = []
-    told: set[str] = set()
     for line in filter(None, lines):
         words = line.partition(": ")[2] if line.startswith("step ") else line
-        if words not in told and line not in told:
+        if not any(words in earlier for earlier in kept):  # another line may say it already, and more
             kept.append(line)
-            told |= {words, line}
     return kept
 
 

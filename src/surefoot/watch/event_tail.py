@@ -78,7 +78,7 @@ class EventLines:
     def __init__(self) -> None:
         self.lines: list[EventLine] = []
         self._event: Mapping[str, Any] = _DEFAULTS
-        self._narrator = EventNarrator(self._emit)
+        self._narrator = EventNarrator(self._emit, include_advice=False)  # incidents show it
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Take in an event; one that another version wrote with other fields is left out."""
