@@ -58,11 +58,11 @@ def decision_sentence(decision: Mapping[str, Any]) -> str:
     remedy = str(decision.get("remedy") or "")
     if not decision.get("applied", True):
         return f"would have done: {_would(action, remedy)}"
-    if action == Action.RELAX and decision.get("cause") == Cause.OUT_OF_MEMORY and reason:
-        return reason
+    if action == Action.RELAX and decision.get("cause") == Cause.OUT_OF_MEMORY:
+        return "computed in larger pieces again"
     overrides = overrides_text(decision.get("overrides"))
     sentences = {
-        Action.REDUCE_MEMORY.value: f"made the updates fit into memory: {reason}",
+        Action.REDUCE_MEMORY.value: "computed the same updates in smaller pieces",
         Action.STOP.value: "stopped the run",
         Action.REWIND.value: f"decided to go back to the last good state, {remedy or 'to be safe'}",
         Action.CONSTRAIN.value: "continued " + (remedy or f"with {overrides or 'overrides'}"),
@@ -78,7 +78,7 @@ def _would(action: str, remedy: str) -> str:
     if action == Action.CONSTRAIN:
         return f"continue {remedy}".strip()
     others = {
-        Action.REDUCE_MEMORY.value: "make the updates fit into memory",
+        Action.REDUCE_MEMORY.value: "compute the same updates in smaller pieces",
         Action.STOP.value: "stop the run",
         Action.ACCEPT.value: "accept it as the new normal",
     }
