@@ -78,7 +78,7 @@ def test_rows_and_events_are_followed(open_run: OpenRun) -> None:
     assert run.refresh()
     assert run.verdict.health == "warning"
     assert "learning rate too high" in run.verdict.sentence
-    assert [line.label for line in run.lines] == ["finding", "cause", "to do"]
+    assert [line.label for line in run.lines] == ["finding", "cause"]
     assert run.verdict.incidents[0].causes[0].advice == ("Lower it.",)
     journal.close()
     run.refresh()
