@@ -73,7 +73,7 @@ def test_a_followed_run_has_the_story_of_one_that_is_read(open_run: Callable[...
     for first in range(0, 320, 20):
         append_rows(journal, range(first, first + 20), loss=losses)
         for attempt in (at for at in (20, 21, 290) if at in range(first, first + 20)):
-            place = {"step": attempt, "attempt": attempt}
+            place: dict[str, Any] = {"step": attempt, "attempt": attempt}
             journal.event(Finding(**place, detector=FindingKind.NONFINITE, detail="the loss is nan"))
             journal.event(Diagnosis(**place, cause=Cause.BAD_BATCH, confidence=0.9, detail="a batch", advice=()))
             journal.event(Decision(**place, action=Action.REFUSE, reason="the loss is nan"))
