@@ -69,7 +69,7 @@ def test_watch_read_and_diagnose_give_one_answer(
 def test_a_followed_run_has_the_story_of_one_that_is_read(open_run: Callable[..., Journal]) -> None:
     journal = open_run()
     run = LiveRun(journal.run_dir)
-    losses = dict.fromkeys((20, 21, 22, 23, 290), float("nan"))
+    losses: dict[int, float] = dict.fromkeys((20, 21, 22, 23, 290), float("nan"))
     for first in range(0, 320, 20):
         append_rows(journal, range(first, first + 20), loss=losses)
         for attempt in (at for at in (20, 21, 290) if at in range(first, first + 20)):
