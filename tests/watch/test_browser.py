@@ -195,7 +195,7 @@ def test_a_real_run_is_followed_through_fault_rewind_kill_and_resume(
     wait_for(lambda: browser.run("return Page.undone.length"))
     wait_for(lambda: browser.run("return Page.curves.last > Page.incidents[1].attempt"))
     training.kill()
-    wait_for(lambda: browser.text("health") == "failed")
+    wait_for(lambda: browser.text("health") == "killed")
     before = browser.run("return Page.curves.last")
     training.start("resume")
     wait_for(lambda: browser.run("return document.getElementById('verdict').dataset.state") == "running")

@@ -63,7 +63,7 @@ def test_where_there_is_no_run_the_way_out_is_named(tmp_path: Path, name: str, w
 def test_rows_and_events_are_followed(open_run: OpenRun) -> None:
     journal = open_run()
     run = LiveRun(journal.run_dir)
-    assert run.verdict.health == "unknown"
+    assert run.verdict.verdict == "unknown"
     append_rows(journal, range(100))
     journal.event(Note(step=99, attempt=99, name="report", values={"total_steps": 400}))
     assert journal.flush()
@@ -79,7 +79,7 @@ def test_rows_and_events_are_followed(open_run: OpenRun) -> None:
     assert run.verdict.health == "warning"
     assert "learning rate too high" in run.verdict.sentence
     assert [line.label for line in run.lines] == ["finding", "cause"]
-    assert run.verdict.incidents[0].advice == ("Lower it.",)
+    assert run.verdict.incidents[0].causes[0].advice == ("Lower it.",)
     journal.close()
     run.refresh()
     assert run.state.state is RunState.ENDED
@@ -87,21 +87,21 @@ def test_rows_and_events_are_followed(open_run: OpenRun) -> None:
 
 @pytest.mark.parametrize(
     ("helped", "action", "health"),
-    [(True, Action.REWIND, "healthy"), (False, Action.REWIND, "warning"), (None, Action.STOP, "failed")],
+    [(True, Action.REWIND, "warning"), (False, Action.REWIND, "failed"), (None, Action.STOP, "failed")],
 )
 def test_the_verdict_follows_the_last_incident(
     made_run: MakeRun, helped: bool | None, action: Action, health: str
 ) -> None:
     run = LiveRun(made_run("run", *incident(200, helped=helped, action=action)))
-    assert run.verdict.health == health
+    assert run.verdict.verdict == health
     assert len(run.verdict.incidents) == 1
 
 
 def test_refusals_in_a_row_are_one_incident(made_run: MakeRun) -> None:
     refusals = [Decision(step=9, attempt=at, action=Action.REFUSE, reason="nan") for at in (9, 10, 11, 200)]
-    run = LiveRun(made_run("run", *refusals))
+    run = LiveRun(made_run("run", *refusals, loss=dict.fromkeys((9, 10, 11, 200), math.nan)))
     assert [(one.attempt, one.refused) for one in run.verdict.incidents] == [(9, 3), (200, 1)]
-    assert "helped" in run.verdict.sentence
+    assert ["applied again" in one.outcome for one in run.verdict.incidents] == [True, True]
 
 
 DIES = """
@@ -117,7 +117,7 @@ def test_a_process_that_dies_and_is_started_again_is_noticed(made_run: MakeRun, 
     run = LiveRun(path)
     subprocess.run([sys.executable, "-c", DIES, str(path)], check=False)
     run.refresh()
-    assert (run.state.state, run.verdict.health) == (RunState.DIED, "failed")
+    assert (run.state.state, run.verdict.verdict) == (RunState.DIED, "killed")
     assert "is gone" in run.verdict.sentence
     journal = open_run()
     append_rows(journal, range(300, 310))

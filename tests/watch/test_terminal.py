@@ -61,10 +61,10 @@ def test_a_real_run_is_followed_through_fault_rewind_kill_and_resume(spawn: Spaw
     child.expect("the loss is nan")
     child.expect("rewound to step")
     training.kill()
-    child.expect("FAILED")
-    child.expect("died after step")
+    child.expect("KILLED")
+    child.expect("its process ended without closing the run")
     training.start("resume")
-    child.expect("running at step")
+    child.expect("running, at step")
     assert end(child) in (0, 1)
 
 
@@ -129,7 +129,8 @@ def test_a_run_that_died_gives_exit_code_1(made_run: MakeRun) -> None:
     (path / "writer.lock").write_text(json.dumps(pid_scope() | {"pid": 2**22 + 1, "start": 1}))
     result = CliRunner().invoke(app, ["watch", str(path), "--once"])
     assert result.exit_code == 1
-    assert "died" in result.stdout
+    assert "KILLED" in result.stdout
+    assert "is gone" in result.stdout
 
 
 @pytest.mark.parametrize("arguments", [["nowhere"], [".", "--web", "--once"]])

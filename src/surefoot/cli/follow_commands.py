@@ -14,7 +14,7 @@ g layers, e events, r other runs, ? help, q quit. Where the output is no termina
 
 Reads the run directory only: it works over ssh, for runs of other machines on a shared disk, and for runs that ended.
 
-Exit codes: 0 fine; 1 the run failed or is in trouble; 2 no run there, or bad usage.
+Exit codes: 0 fine; 1 the verdict is warning, failed or killed; 2 no run there, or bad usage.
 """
 WATCH_EXAMPLES = """Examples:
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from surefoot.journal.aliases import upgraded_columns, upgraded_event
 from surefoot.journal.columns import Layers, Scalars
+from surefoot.journal.event_order import EventKey, EventOrder
 from surefoot.journal.incident_folders import IncidentBundle, read_incidents
 from surefoot.journal.row_file import BadHeader, EmptyFile, RowHeader, file_size, map_rows
 from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
@@ -136,7 +137,7 @@ def _signals(folder: Path, kind: str, notes: list[str]) -> list[tuple[RowHeader,
 
 
 def _events(path: Path) -> tuple[list[dict[str, Any]], int]:
-    files: list[list[tuple[tuple[float, float, int, int], dict[str, Any]]]] = []
+    files: list[list[tuple[EventKey, dict[str, Any]]]] = []
     skipped = 0
     for file in path.iterdir():
         match = _EVENTS.fullmatch(file.name)
@@ -149,21 +150,9 @@ def _events(path: Path) -> tuple[list[dict[str, Any]], int]:
     return [event for _, event in heapq.merge(*files, key=lambda pair: pair[0])], skipped
 
 
-def _keyed(events: list[dict[str, Any]], rank: int) -> Iterator[tuple[tuple[float, float, int, int], dict[str, Any]]]:
-    """Events of one file with their sort key: the attempt, which ranks share, before the time, which they do not.
-
-    The key never decreases within a file, so the order in which one process wrote is kept.
-    """
-    attempt = timestamp = float("-inf")
-    for line, event in enumerate(events):
+def _keyed(events: list[dict[str, Any]], rank: int) -> Iterator[tuple[EventKey, dict[str, Any]]]:
+    """Events of one file with their sort keys."""
+    order = EventOrder(rank)
+    for event in events:
         event = upgraded_event({"kind": "note", "step": -1, "attempt": -1, "rank": rank, "time": 0.0} | event)
-        event_attempt = _number(event["attempt"])
-        if event_attempt > attempt:
-            attempt, timestamp = event_attempt, float("-inf")
-        timestamp = max(timestamp, _number(event["time"]))
-        yield (attempt, timestamp, rank, line), event
-
-
-def _number(value: Any) -> float:
-    finite = isinstance(value, int | float) and abs(value) < 1e300
-    return float(value) if finite else float("-inf")
+        yield order.key(event), event

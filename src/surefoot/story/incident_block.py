@@ -71,6 +71,12 @@ def action_lines(incident: IncidentStory) -> list[str]:
     return [_action_line(action, with_reason=True) for action in incident.actions]
 
 
+def branch_lines(incident: IncidentStory) -> list[str]:
+    """The branches of its trials, each with its probe loss."""
+    rows = [row for trial in incident.trials for row in trial.branches]
+    return [f"{row.text}: probe loss {row.probe_loss:.4g}{' (chosen)' if row.chosen else ''}" for row in rows]
+
+
 def _action_line(action: TakenAction, *, with_reason: bool) -> str:
     cost = lost_text(action.updates_lost, action.updates_kept)
     because = f", because {action.reason}" if with_reason and action.reason else ""

@@ -15,14 +15,14 @@ from surefoot.journal.reader import Run
 from surefoot.journal.strict_json import loads_object
 from surefoot.records import Action, Verdict
 from surefoot.story.group_events import EventFields, EventGrouper, whole
-from surefoot.story.incident_story import IncidentLevel, IncidentStory
+from surefoot.story.incident_story import IncidentStory
 from surefoot.story.row_facts import RowFacts
+from surefoot.story.run_ending import ended_before, health_of, how_it_ended, run_sentence
 from surefoot.story.run_story import RunStory, RunVerdict, SavedCheckpoint, SavedWork
-from surefoot.story.tell_incident import NOT_KNOWN, tell_incident
+from surefoot.story.tell_incident import tell_incident
 
 CHECKPOINTS_DIR = "checkpoints"
 _STEP_PREFIX = "step-"
-UNKNOWN_OUTCOME = "not known: the run ended before it showed"
 
 
 def tell_run(run: Run) -> RunStory:
@@ -32,12 +32,12 @@ def tell_run(run: Run) -> RunStory:
     for event in run.events:
         grouper.add(event)
     incidents = tuple(tell_incident(group, rows) for group in grouper.groups)
-    ending, ended = _ending(run.events, writer_is_alive(run.path))
+    ending, ended = how_it_ended(run.events, alive=writer_is_alive(run.path))
     if ending is not RunVerdict.RUNNING:
-        incidents = tuple(_ended_before(incident) for incident in incidents)
+        incidents = tuple(ended_before(incident) for incident in incidents)
     losses = _applied_losses(run)
     last_step = _last_step(run)
-    health = _health(ending, incidents, rows)
+    health = health_of(ending, incidents, rows)
     evals = [float(e["values"]["eval_loss"]) for e in run.events if _has_eval(e)]
     story = RunStory(
         path=str(run.path),
@@ -59,57 +59,7 @@ def tell_run(run: Run) -> RunStory:
         saved=_saved_work(incidents, rows, run.events),
         notes=(*run.notes, *([f"{run.skipped} event lines could not be parsed"] if run.skipped else [])),
     )
-    return _with_headline(story)
-
-
-def _ended_before(incident: IncidentStory) -> IncidentStory:
-    """What is not known yet will never be."""
-    return replace(incident, outcome=UNKNOWN_OUTCOME) if incident.outcome == NOT_KNOWN else incident
-
-
-def _with_headline(story: RunStory) -> RunStory:
-    parts = [f"{story.ended} at step {story.last_step:,}" if story.last_step is not None else story.ended]
-    done = [i for i in story.incidents if i.level not in (IncidentLevel.REPORTED, IncidentLevel.SUSPECTED)]
-    if story.main is not None:
-        count = "1 incident" if len(done) == 1 else f"{len(done)} incidents"
-        which = "" if len(done) == 1 else ("the last: " if story.main is done[-1] else "the first: ")
-        parts.append(f"{count} ({which}{story.main.cause_text} at step {story.main.step:,})")
-    if story.last_loss is not None:
-        parts.append(f"loss {story.last_loss:.4g}")
-    return replace(story, headline=f"{story.verdict.upper()}  {'; '.join(parts)}")
-
-
-# -- how it ended
-
-
-def _ending(events: Sequence[EventFields], alive: bool | None) -> tuple[RunVerdict, str]:
-    """Whether the run goes on, and how it has ended, in words; HEALTHY stands for an end without an error."""
-    start = max((k for k, event in enumerate(events) if event.get("name") == "attached"), default=0)
-    since = events[start:]
-    stop = [e for e in since if e.get("action") == Action.STOP and e.get("kind") == "decision" and e.get("applied")]
-    error = next((e for e in since if e.get("name") == "exception"), None)
-    closed = any(e.get("name") == "closed" for e in since)
-    if stop:
-        return RunVerdict.FAILED, f"surefoot stopped the run: {str(stop[-1].get('reason') or '').rstrip('.')};"
-    if error is not None:
-        return RunVerdict.FAILED, f"ended in an error: {error.get('detail')};"
-    if closed:
-        return RunVerdict.HEALTHY, "ended"
-    if alive:
-        return RunVerdict.RUNNING, "running,"
-    return RunVerdict.KILLED, "its process ended without closing the run,"
-
-
-def _health(ending: RunVerdict, incidents: Sequence[IncidentStory], rows: RowFacts) -> RunVerdict:
-    if ending is RunVerdict.FAILED:
-        return RunVerdict.FAILED
-    done = [i for i in incidents if i.level in (IncidentLevel.REFUSED, IncidentLevel.ACTED, IncidentLevel.STOPPED)]
-    if not done:
-        return RunVerdict.HEALTHY
-    last = max(done, key=lambda incident: incident.attempt)
-    ended_refused = bool(rows.verdicts) and rows.verdicts[-1] in (Verdict.NONFINITE, Verdict.NORM_OUTLIER)
-    unresolved = last.helped is False or (last.helped is None and ended_refused)
-    return RunVerdict.FAILED if unresolved and ending is not RunVerdict.RUNNING else RunVerdict.WARNING
+    return replace(story, headline=f"{story.verdict.upper()}  {run_sentence(story)}")
 
 
 # -- figures

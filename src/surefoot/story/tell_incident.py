@@ -25,7 +25,7 @@ from surefoot.story.incident_story import (
     TakenAction,
     TrialTable,
 )
-from surefoot.story.row_facts import RowFacts
+from surefoot.story.row_facts import RowLookup
 from surefoot.story.tell_causes import tell_causes, tell_path, tell_place
 from surefoot.trials.branches import BRANCHES, BranchId
 
@@ -39,7 +39,7 @@ BRANCH_TEXTS: Mapping[str, str] = {branch.id.value: branch.text for branch in BR
 NOT_KNOWN = "not known yet"
 
 
-def tell_incident(group: EventGroup, rows: RowFacts) -> IncidentStory:
+def tell_incident(group: EventGroup, rows: RowLookup) -> IncidentStory:
     """The story of one incident; `rows` are those since it began, at least."""
     events = group.events
     actions = tell_actions(events, rows)
@@ -99,7 +99,7 @@ def _bundle(events: Sequence[EventFields]) -> str:
 # -- what was done
 
 
-def tell_actions(events: Sequence[EventFields], rows: RowFacts) -> tuple[TakenAction, ...]:
+def tell_actions(events: Sequence[EventFields], rows: RowLookup) -> tuple[TakenAction, ...]:
     """What was done, in order; refusals that follow one another are one action."""
     actions: list[TakenAction] = []
     decision: EventFields = {}
@@ -126,7 +126,7 @@ def _place_of(event: EventFields) -> dict[str, Any]:
     return {"step": whole(event.get("step")), "attempt": whole(event.get("attempt"))}
 
 
-def _refusal(event: EventFields, rows: RowFacts) -> TakenAction:
+def _refusal(event: EventFields, rows: RowLookup) -> TakenAction:
     applied = bool(event.get("applied", True))
     count = _refused_count(whole(event.get("attempt")), whole(event.get("attempt")), 1, rows) if applied else 1
     return TakenAction(
@@ -139,14 +139,14 @@ def _refusal(event: EventFields, rows: RowFacts) -> TakenAction:
     )
 
 
-def _further_refusal(first: TakenAction, event: EventFields, rows: RowFacts) -> TakenAction:
+def _further_refusal(first: TakenAction, event: EventFields, rows: RowLookup) -> TakenAction:
     count = first.count + 1
     if first.applied:
         count = _refused_count(first.attempt, whole(event.get("attempt")), 2, rows)
     return replace(first, count=count, sentence=refusal_sentence(count, applied=first.applied))
 
 
-def _refused_count(first: int, last: int, least: int, rows: RowFacts) -> int:
+def _refused_count(first: int, last: int, least: int, rows: RowLookup) -> int:
     """Not every refusal in a long row has an event."""
     return max(least, rows.refused_between(first, rows.last_refusal_of_streak(last)))
 
@@ -161,7 +161,7 @@ def _decided(event: EventFields) -> TakenAction:
     )
 
 
-def _rewound(decision: EventFields, note: EventFields, rows: RowFacts) -> TakenAction:
+def _rewound(decision: EventFields, note: EventFields, rows: RowLookup) -> TakenAction:
     values = note.get("values") if isinstance(note.get("values"), Mapping) else {}
     assert isinstance(values, Mapping)
     kept = max(0, whole(values.get("kept")))
@@ -175,10 +175,10 @@ def _rewound(decision: EventFields, note: EventFields, rows: RowFacts) -> TakenA
     )
 
 
-def _lost(values: Mapping[str, Any], note: EventFields, kept: int, rows: RowFacts) -> int | None:
+def _lost(values: Mapping[str, Any], note: EventFields, kept: int, rows: RowLookup) -> int | None:
     """Versions before the note said it: the rows do."""
     first, last = whole(values.get("attempt")) + 1, whole(note.get("attempt"))
-    return max(0, rows.applied_between(first, last) - kept) if rows.attempts and "attempt" in values else None
+    return max(0, rows.applied_between(first, last) - kept) if rows.last_attempt >= 0 and "attempt" in values else None
 
 
 def _replace_last(actions: list[TakenAction], decision: EventFields, action: TakenAction) -> None:
@@ -210,7 +210,7 @@ def _shaped_by_trial(actions: list[TakenAction], decision: EventFields, trial: E
 # -- whether it helped
 
 
-def _outcome(events: Sequence[EventFields], actions: Sequence[TakenAction], rows: RowFacts) -> tuple[bool | None, str]:
+def _outcome(events: Sequence[EventFields], actions: Sequence[TakenAction], rows: RowLookup) -> tuple[bool | None, str]:
     """Whether the last thing that was done helped; None while it is not known, or where nothing was done."""
     taken = [action for action in actions if action.applied and action.done]
     if any(action.action == Action.STOP for action in taken):
@@ -228,7 +228,7 @@ def _outcome(events: Sequence[EventFields], actions: Sequence[TakenAction], rows
 
 
 def _refusal_outcome(
-    events: Sequence[EventFields], refusals: Sequence[TakenAction], rows: RowFacts
+    events: Sequence[EventFields], refusals: Sequence[TakenAction], rows: RowLookup
 ) -> tuple[bool | None, str]:
     """Whether updates are applied again."""
     if not refusals:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.journal.aliases import upgraded_event
+from surefoot.journal.event_order import EventKey, EventOrder
 from surefoot.journal.row_file import file_size
 from surefoot.journal.strict_json import loads_object
 from surefoot.logs.report.wording import clean
@@ -15,6 +16,7 @@ from surefoot.records import Action
 from surefoot.sinks.narrator import EventNarrator
 
 _DEFAULTS = {"kind": "note", "step": -1, "attempt": -1, "rank": 0, "time": 0.0}
+_WORDS = frozenset({"kind", "name", "action", "cause", "detector", "severity"})
 _MAX_READ = 1 << 26
 """Bytes read at once."""
 _TEXT = 400
@@ -38,18 +40,29 @@ class EventTail:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._positions: dict[str, int] = {}
+        self._orders: dict[str, EventOrder] = {}
+        self._keyed: list[tuple[EventKey, dict[str, Any]]] = []
         self.events: list[dict[str, Any]] = []
+        """All events, in the order in which `surefoot.read` has them."""
+        self.rearranged = False
+        """Whether the last refresh read events that belong before earlier ones, as a slow rank writes them."""
 
     def refresh(self) -> list[dict[str, Any]]:
-        """The new events, in order of attempts within what was written since."""
-        new: list[dict[str, Any]] = []
+        """The new events, in their order."""
+        new: list[tuple[EventKey, dict[str, Any]]] = []
         for path in sorted(self._run_dir.glob("events*.jsonl")):
             new += self._read(path)
-        new.sort(key=lambda event: (event["attempt"], event["time"]))
-        self.events += new
-        return new
+        new.sort(key=_key)
+        self.rearranged = bool(new and self._keyed and new[0][0] < self._keyed[-1][0])
+        self._keyed += new
+        if self.rearranged:
+            self._keyed.sort(key=_key)
+            self.events = [event for _, event in self._keyed]
+        else:
+            self.events += (event for _, event in new)
+        return [event for _, event in new]
 
-    def _read(self, path: Path) -> list[dict[str, Any]]:
+    def _read(self, path: Path) -> list[tuple[EventKey, dict[str, Any]]]:
         position = self._positions.get(path.name, 0)
         if file_size(path) <= position:
             return []
@@ -59,16 +72,29 @@ class EventTail:
         end = content.rfind(b"\n") + 1
         self._positions[path.name] = position + end
         parsed = (loads_object(line) for line in content[:end].split(b"\n") if line.strip())
-        return [_checked(event) for event in parsed if event is not None]
+        digits = path.stem.rpartition("rank")[2]
+        rank = int(digits) if digits.isdigit() else 0
+        order = self._orders.setdefault(path.name, EventOrder(rank))
+        checked = (_checked(event, rank) for event in parsed if event is not None)
+        return [(order.key(event), event) for event in checked]
 
 
-def _checked(event: dict[str, Any]) -> dict[str, Any]:
-    event = upgraded_event(_DEFAULTS | event)
+def _key(keyed: tuple[EventKey, dict[str, Any]]) -> EventKey:
+    return keyed[0]
+
+
+def _checked(event: dict[str, Any], rank: int) -> dict[str, Any]:
+    event = upgraded_event(_DEFAULTS | {"rank": rank} | event)
     for key in ("step", "attempt", "rank"):
         if not isinstance(event[key], int):
             event[key] = -1
     if not isinstance(event["time"], int | float):
         event["time"] = 0.0
+    for key in _WORDS & event.keys():
+        if event[key] is not None and not isinstance(event[key], str):
+            event[key] = str(event[key])
+    if not isinstance(event.get("values", {}), dict):
+        del event["values"]
     return event
 
 

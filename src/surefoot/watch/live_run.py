@@ -13,8 +13,9 @@ from surefoot.logs.report.wording import clean
 from surefoot.records import NAN
 from surefoot.watch.current_numbers import CurrentNumbers, current_numbers
 from surefoot.watch.event_tail import EventLine, EventLines, EventTail
+from surefoot.watch.mapped_facts import MappedFacts
 from surefoot.watch.run_state import Liveness, RunState, StateReport
-from surefoot.watch.run_verdict import LiveVerdict, verdict_of
+from surefoot.watch.run_verdict import LiveIncidents, LiveVerdict, verdict_of
 
 
 class LiveRun:
@@ -37,11 +38,12 @@ class LiveRun:
         self._layers: PyramidReader | None = None
         self._tail = EventTail(self.path)
         self._lines = EventLines()
+        self._incidents = LiveIncidents()
         self.total_steps = NAN
         self._take_in_events()
         self.state: StateReport = self._liveness.check()
         self.numbers: CurrentNumbers = self._current_numbers()
-        self.verdict: LiveVerdict = verdict_of(self._tail.events, self.numbers, self.state)
+        self.verdict: LiveVerdict = self._verdict()
 
     @property
     def layers(self) -> PyramidReader:
@@ -87,9 +89,13 @@ class LiveRun:
             return False
         self.state = state
         self.numbers = self._current_numbers()
-        self.verdict = verdict_of(self._tail.events, self.numbers, state)
+        self.verdict = self._verdict()
         self.version += 1
         return True
+
+    def _verdict(self) -> LiveVerdict:
+        rows = MappedFacts(self.scalars.segments)
+        return verdict_of(self._tail.events, self._incidents.tell(rows), rows, self.numbers, self.state)
 
     def _current_numbers(self) -> CurrentNumbers:
         environment = self.info.get("environment")
@@ -99,6 +105,9 @@ class LiveRun:
 
     def _take_in_events(self) -> bool:
         new = self._tail.refresh()
+        if self._tail.rearranged:
+            self._incidents = LiveIncidents()
+        self._incidents.take_in(self._tail.events if self._tail.rearranged else new)
         for event in new:
             self._lines.add(event)
             values = event.get("values")

@@ -16,7 +16,6 @@ from surefoot.journal.pyramid import MAX, MEAN, MIN, NONFINITE, SCALAR_COLUMNS
 from surefoot.journal.strict_json import plain
 from surefoot.watch.layer_flow import flow_grid
 from surefoot.watch.live_run import LiveRun
-from surefoot.watch.run_verdict import incident_json
 from surefoot.watch.terminal import as_json
 
 CURVES = (
@@ -38,7 +37,6 @@ def summary(run: LiveRun, *, lines_after: int = 0) -> dict[str, Any]:
         "name": run.name,
         "version": run.version,
         "last_attempt": run.scalars.last_attempt,
-        "incidents": [plain(incident_json(incident)) for incident in run.verdict.incidents],
         "lines": [plain(asdict(line)) for line in lines],
         "lines_total": len(run.lines),
         "undone": run.undone(),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -20,11 +19,13 @@ from surefoot.logs.report.axes import AxisScale
 from surefoot.logs.report.terminal_plot import PlotLine, plot_text
 from surefoot.logs.report.wording import clean, format_count, format_value
 from surefoot.sinks.progress import format_duration
+from surefoot.story.incident_block import branch_lines, incident_lines, incident_title
+from surefoot.story.incident_story import IncidentStory
+from surefoot.story.run_story import RunVerdict
 from surefoot.watch.event_tail import EventLine
 from surefoot.watch.find_runs import FoundRun
 from surefoot.watch.layer_flow import LayerFlow, layer_flow
 from surefoot.watch.live_run import LiveRun
-from surefoot.watch.run_verdict import IncidentView, describe
 
 SCALES = ("auto", "log", "linear")
 PANELS = ("overview", "layers", "events", "runs", "help")
@@ -32,6 +33,7 @@ _HEALTH_STYLES: dict[str, str] = {
     RunHealth.HEALTHY: "bold green",
     RunHealth.WARNING: "bold yellow",
     RunHealth.FAILED: "bold red",
+    RunVerdict.KILLED: "bold red",
     RunHealth.UNKNOWN: "bold cyan",
 }
 _LABEL_STYLES = {"finding": "yellow", "cause": "cyan", "trial": "cyan", "action": "bold", "would": "bold",
@@ -92,8 +94,8 @@ def snapshot(run: LiveRun, *, width: int, unicode: bool) -> RenderableType:
 
 def _verdict_line(run: LiveRun, width: int, unicode: bool) -> Text:
     verdict = run.verdict
-    style = _HEALTH_STYLES.get(verdict.health, "bold")
-    line = Text.assemble(("● " if unicode else "* ", style), (verdict.health.upper(), style), f" {run.name}: ")
+    style = _HEALTH_STYLES.get(verdict.verdict, "bold")
+    line = Text.assemble(("● " if unicode else "* ", style), (verdict.verdict.upper(), style), f" {run.name}: ")
     return _cut(line.append(verdict.sentence), width)
 
 
@@ -264,21 +266,15 @@ def _events(run: LiveRun, view: ScreenView, *, width: int, room: int) -> list[Re
     return list(all_lines[max(0, end - room) : end])
 
 
-def _incident_lines(incident: IncidentView, width: int) -> list[Text]:
-    sure = f" ({incident.confidence:.0%} sure)" if incident.confidence else ""
-    lines = [Text.assemble((f"incident at step {incident.step:,}: ", "bold"), describe(incident), sure)]
-    lines += [Text(f"  why: {line}") for line in (incident.reason, *incident.evidence) if line]
-    for branch in incident.trial:
-        lines.append(Text(f"  tried {clean(branch.get('branch'), 60)}: probe loss {_branch_loss(branch)}"))
-    if incident.outcome:
-        lines.append(Text(f"  outcome: {incident.outcome}", "green" if incident.helped else "red"))
-    lines += [Text(f"  do: {line}") for line in incident.advice[:2]]
+def _incident_lines(incident: IncidentStory, width: int) -> list[Text]:
+    lines = [Text(f"incident at {clean(incident_title(incident))}", "bold")]
+    told = list(incident_lines(incident, ""))
+    at = next((k for k, (label, _) in enumerate(told) if label == "result"), len(told))
+    told[at:at] = (("tried", line) for line in branch_lines(incident))
+    for label, text in told:
+        style = ("green" if incident.helped else "red" if incident.helped is False else "") if label == "result" else ""
+        lines.append(Text(f"  {label + ':':10}{clean(text)}", style))
     return [_cut(line, width) for line in lines]
-
-
-def _branch_loss(branch: Mapping[str, Any]) -> str:
-    loss = branch.get("probe_loss")
-    return format_value(float(loss)) if isinstance(loss, int | float) else "unknown"
 
 
 def _event_line(line: EventLine, width: int) -> Text:

@@ -16,7 +16,7 @@ from surefoot.logs.report.terminal_plot import shows_braille
 from surefoot.watch.find_runs import FoundRun, WatchTarget, find_runs
 from surefoot.watch.key_presses import key_mode, press, read_keys
 from surefoot.watch.live_run import LiveRun
-from surefoot.watch.run_verdict import incident_json
+from surefoot.watch.run_verdict import TROUBLE, incidents_json
 from surefoot.watch.screen import ScreenView, render, snapshot
 
 REFRESH_SECONDS = 1.0
@@ -86,14 +86,15 @@ def as_json(run: LiveRun) -> dict[str, Any]:
         "run": str(run.path),
         "state": run.state.state.value,
         "state_detail": run.state.detail,
-        "verdict": run.verdict.health,
+        "verdict": run.verdict.verdict.value,
+        "health": run.verdict.health.value,
         "sentence": run.verdict.sentence,
         "numbers": run.numbers.as_json(),
-        "incidents": [plain(incident_json(incident)) for incident in run.verdict.incidents],
+        **plain(incidents_json(run.verdict)),
         "events": [plain(asdict(line)) for line in run.lines[-_LAST_EVENTS:]],
     }
 
 
 def exit_code(run: LiveRun) -> int:
-    """1 when the run has failed or is in trouble."""
-    return 1 if run.verdict.health in ("failed", "warning") else 0
+    """1 unless the run is healthy, or nothing is known yet."""
+    return 1 if run.verdict.verdict in TROUBLE else 0

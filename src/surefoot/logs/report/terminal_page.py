@@ -23,8 +23,7 @@ from surefoot.logs.report.wording import (
     source_parts,
 )
 from surefoot.logs.run_curves import RunCurves
-from surefoot.story.incident_block import action_lines
-from surefoot.story.incident_story import BranchRow
+from surefoot.story.incident_block import action_lines, branch_lines
 
 MAX_CAUSES = 3
 MAX_EVIDENCE = 8
@@ -124,17 +123,12 @@ def _what_was_done(diagnosis: LogDiagnosis) -> list[str]:
     if main is None or not diagnosis.is_trouble:
         return []
     lines = action_lines(main)[-MAX_ACTIONS:]
-    for trial in main.trials:
-        lines += [f"trial: {row.text}: probe loss {row.probe_loss:.4g}{_chosen(row)}" for row in trial.branches]
+    lines += [f"trial: {line}" for line in branch_lines(main)]
     if main.outcome:
         lines.append(f"result: {main.outcome}")
     if main.bundle:
         lines.append(f"incident bundle: {main.bundle}")
     return [clean(line[:1].upper() + line[1:]) for line in lines]
-
-
-def _chosen(row: BranchRow) -> str:
-    return " (chosen)" if row.chosen else ""
 
 
 def _indented(text: Text, left: int, width: int) -> RenderableType:

@@ -114,18 +114,18 @@ const Page = (() => {
 
   function incidentDetails(incident) {
     const details = element("details");
-    const sure = incident.confidence ? ` (${Math.round(incident.confidence * 100)} % sure)` : "";
-    const what = { refuse: `${incident.refused} refused`, rewind: "rewound", constrain: "constrained", stop: "stopped", accept: "accepted" }[incident.action] || incident.action;
-    details.append(element("summary", `step ${format(incident.step)}: ${what}${incident.applied ? "" : " (only observed)"}${incident.cause ? `, ${incident.cause}${sure}` : ""}`));
-    for (const [label, text] of [["What", incident.reason], ...incident.evidence.map((line) => ["Why", line]), ["Remedy", incident.remedy], ["Outcome", incident.outcome], ...incident.advice.map((line) => ["To do", line]), ["Bundle", incident.folder && `incidents/${incident.folder}`]])
+    const cause = incident.causes[0] || { evidence: [], advice: [] };
+    details.append(element("summary", incident.title));
+    for (const [label, text] of [...cause.evidence.map((line) => ["Why", line]), ...incident.done.map((line) => ["Done", line]), ["Result", incident.outcome], ...cause.advice.map((line) => ["To do", line]), ["Bundle", incident.bundle]])
       if (text) details.append(element("p", `${label}: ${text}`));
-    if (incident.trial.length) {
-      const table = element("table"), names = ["branch", "probe_loss", "steps", "seconds"];
-      const head = element("tr");
-      head.append(...names.map((name) => element("th", name.replace("_", " "))));
-      table.append(head, ...incident.trial.map((branch) => {
-        const row = element("tr");
-        row.append(...names.map((name) => element("td", typeof branch[name] === "number" ? format(branch[name]) : String(branch[name] ?? ""))));
+    for (const trial of incident.trials) {
+      const table = element("table"), head = element("tr");
+      details.append(element("p", `Trial: ${trial.sentence}`));
+      head.append(...["branch", "probe loss", "steps"].map((name) => element("th", name)));
+      table.append(head, ...trial.branches.map((branch) => {
+        const row = element("tr"), loss = branch.probe_loss;
+        const cells = [branch.text + (branch.chosen ? " (chosen)" : ""), typeof loss === "number" ? format(loss) : String(loss ?? "none"), format(branch.steps)];
+        row.append(...cells.map((text) => element("td", text)));
         return row;
       }));
       details.append(table);
