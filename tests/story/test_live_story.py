@@ -56,7 +56,9 @@ def test_an_incident_is_logged_once_and_everything_says_the_same(
     assert first is not None
     assert story.main is incident
     assert story.verdict is RunVerdict.WARNING
-    assert logged == f"surefoot: {incident_block(incident, str(run_dir))}", "the log says what is read later"
+    told_later = f"surefoot: {incident_block(incident, str(run_dir))}"
+    without_pointers = [text.partition("\n  more:")[0] for text in (logged, told_later)]  # a bundle may come later
+    assert without_pointers[0] == without_pointers[1], "the log says what is read later"
     assert f"bad batch of data ({first.confidence:.0%} sure)" in logged
     assert "sample 3" in logged
     assert "the refusal helped: updates are applied again" in logged

@@ -177,7 +177,7 @@ class TrialControl:
         result = TrialResult.LEFT_ALONE if best is None else TrialResult.CONTINUED
         self._tried = self._event(decision, result, trial.describe(), trial.as_json())
         if best is None:
-            self._hopeless += trial.learnt_nothing and trial.complete
+            self._hopeless += trial.learnt_nothing and trial.complete and not trial.settings_right
             if self._hopeless < MAX_HOPELESS:
                 self.dismissed(decision, proposed=True)
                 return None

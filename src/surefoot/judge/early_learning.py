@@ -72,13 +72,8 @@ class EarlyLearning:
 
     @property
     def doubtful(self) -> bool:
-        """Nothing is learnt for certain yet, and no trial has looked into it lately.
-
-        A run whose loss has clearly fallen has better states to go back to than its initial one.
-        """
-        if self.proven or self._fell:
-            return False
-        return self._silent_until <= LEVEL_ROWS or self._updates >= self._silent_until
+        """Nothing is learnt for certain yet, and no trial has looked into it lately."""
+        return not self.proven and (self._silent_until <= LEVEL_ROWS or self._updates >= self._silent_until)
 
     def update(self, row: StepMetrics) -> Finding | None:
         """Add a row; returns what is wrong with the start of this run, if anything is."""
@@ -149,13 +144,6 @@ class EarlyLearning:
     def _level(self) -> float:
         return statistics.median(list(self._losses)[-LEVEL_ROWS:])
 
-    @property
-    def _fell(self) -> bool:
-        """The level of the loss has been below the first loss by more than chance."""
-        if not self.start_loss > 0:
-            return False
-        return _rise(self._best, self.start_loss) > max(NEGLIGIBLE_FRACTION, LEVEL_SIGMAS * _noise(self._losses))
-
     def _trouble(self) -> str:
         if sum(self._failed) >= REPEAT_COUNT:
             return f"{sum(self._failed)} of the first updates were refused, the loss began at {self.start_loss:.4g}"
@@ -165,7 +153,8 @@ class EarlyLearning:
         level, lowest, noise = self._level, min(list(self._losses)[-RECENT_ROWS:]), LEVEL_SIGMAS * _noise(self._losses)
         if lowest > start and _rise(start, level) > max(math.log(CLEAR_RATIO), noise):
             return f"the loss began at {start:.4g} and has exploded to {level:.4g}"
-        if self._fell and lowest > (start + best) / 2 and _rise(best, level) > noise:
+        fell = _rise(best, start) > max(NEGLIGIBLE_FRACTION, noise)
+        if fell and lowest > (start + best) / 2 and _rise(best, level) > noise:
             return f"the loss fell from {start:.4g} to {best:.4g} and is back at {level:.4g}"
         if self._updates >= EARLY_UPDATES and not self._has_learnt() and self._violent_start:
             return f"the loss began at {start:.4g} and has not fallen in {self._updates} updates"

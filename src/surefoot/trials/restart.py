@@ -23,6 +23,8 @@ HELD_OUT = 8
 """Steps whose batches no branch trains on, at most: branches are judged by their losses."""
 HELD_OUT_SHARE = 4
 """At most every so many steps are held out."""
+SAME_SETTINGS_SHARE = 0.5
+"""Share of what the best restart has learnt from which on one with the same settings has learnt about as much."""
 LEARNT_RATIO = 1.5
 """A branch must have learnt this many times as much as the run as it is: smaller updates alone lower most losses."""
 TIMED_STEPS = 2
@@ -68,6 +70,8 @@ class RestartTrial:
     """Every so many steps are taken, to end in time."""
     results: dict[BranchId, BranchResult] = field(default_factory=dict)
     best: Branch | None = None
+    settings_right: bool = False
+    """With the same settings a restart learns about as much as with others."""
     learnt_nothing: bool = False
     """The run as it is is no better than its initial state."""
     ignores_inputs: bool = False
@@ -100,6 +104,8 @@ class RestartTrial:
     def describe(self) -> str:
         """What was found, in words."""
         nothing = self.results[BranchId.NOTHING].probe_loss
+        if self.settings_right:
+            return f"with its settings the first {len(self.steps)} updates teach as much as with others: they are right"
         if self.best is None:
             return f"no restart ends better than the run as it is (loss {nothing:.4g} on the probe batches)"
         ended = self.results[self.best.id].probe_loss
@@ -223,24 +229,28 @@ def choose(trial: RestartTrial) -> None:
 
     Of branches that end alike it is the one with the least change; of learning rates the next lower one, or the one
     that ends lowest if it is lower still: what went well for these few steps may still be too high for the next ones.
-    Of a run that has learnt nothing about its inputs there is nothing to lose, unless a restart with the same settings
-    learns: then it has only begun late.
+    Where a restart with the same settings teaches about as much as any other, the settings are right, and what went
+    wrong later is left to a trial from a newer state. Of a run that has learnt nothing about its inputs there is
+    nothing to lose, unless a restart with the same settings learns: then it has only begun late.
     """
     results, reference = trial.results, trial.reference
     nothing = results[BranchId.NOTHING].probe_losses
     trial.learnt_nothing = not _is_better(nothing, reference)
-    learnt = 0.0 if trial.learnt_nothing else statistics.fmean(reference) - statistics.fmean(nothing)
+    learnt = 0.0 if trial.learnt_nothing else _gained(nothing, reference)
     taught = set[BranchId]() if BranchId.RESTART in trial.learnt_inputs else trial.learnt_inputs
     helpful: list[tuple[Branch, Sequence[float]]] = []
     for branch in BRANCHES:
         losses = results[branch.id].probe_losses if branch.id in results else nothing
-        gained = statistics.fmean(reference) - statistics.fmean(losses)
-        more = branch.id in taught or gained >= LEARNT_RATIO * learnt
+        more = branch.id in taught or _gained(losses, reference) >= LEARNT_RATIO * learnt
         if _is_better(losses, nothing) and not _is_better(reference, losses) and more:
             helpful.append((branch, losses))
     if not helpful:
         return
     best, lowest = min(helpful, key=lambda pair: statistics.fmean(pair[1]))
+    first, losses = helpful[0]
+    if first.id is BranchId.RESTART and _gained(losses, reference) >= SAME_SETTINGS_SHARE * _gained(lowest, reference):
+        trial.settings_right = True
+        return
     limit = (1 + ALIKE) * statistics.fmean(lowest)
     alike = [b for b, losses in helpful if statistics.fmean(losses) <= limit or not _is_better(lowest, losses)]
     if alike[0].lr_factor == 1.0:
@@ -248,6 +258,11 @@ def choose(trial: RestartTrial) -> None:
     else:
         lower_lrs = [b for b in alike if b.lr_factor < 1.0]
         trial.best = min(lower_lrs[:2][-1], best, key=lambda b: b.lr_factor)
+
+
+def _gained(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """How much has been learnt since the initial state."""
+    return statistics.fmean(reference) - statistics.fmean(losses)
 
 
 def _is_better(losses: Sequence[float], others: Sequence[float]) -> bool:
