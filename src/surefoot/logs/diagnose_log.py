@@ -167,8 +167,8 @@ def _diagnose_curves(
     if diagnosis.verdict is RunHealth.FAILED:
         notes.append(_decision_path(view, diagnosis))
     story = table.story
-    told = story is not None and any(incident.causes for incident in story.incidents)
-    causes = diagnosis.causes if told else _with_live_judge(diagnosis, curves)
+    has_causes = story is not None and any(incident.causes for incident in story.incidents)
+    causes = diagnosis.causes if has_causes else _with_live_judge(diagnosis, curves)
     diagnosis = replace(diagnosis, notes=tuple(notes), curves=curves, causes=causes)
     if story is not None:
         diagnosis = with_story(diagnosis, story)

@@ -26,8 +26,8 @@ def overrides_text(overrides: Any) -> str:
     """Overrides in words; empty if there are none."""
     if not isinstance(overrides, Mapping):
         return ""
-    told = [text.format(_value(overrides[name])) for name, text in OVERRIDE_TEXTS if overrides.get(name)]
-    return ", ".join(told)
+    texts = [text.format(_value(overrides[name])) for name, text in OVERRIDE_TEXTS if overrides.get(name)]
+    return ", ".join(texts)
 
 
 def _value(value: Any) -> str:

@@ -35,16 +35,16 @@ class EventGroup:
     first_attempt: int = -1
     last_attempt: int = -1
     refusals_only: bool = True
-    told: int = 0
+    num_diagnosed: int = 0
     """Events up to the end of the diagnosis: the judge makes one for each incident."""
     diagnosed_attempt: int = -1
 
     def split(self) -> EventGroup:
         """Take away what came after the diagnosis: the judge has made it another incident."""
         later = EventGroup()
-        for event in self.events[self.told :]:
+        for event in self.events[self.num_diagnosed :]:
             later.add(event)
-        del self.events[self.told :]
+        del self.events[self.num_diagnosed :]
         self.last_attempt = max(whole(event.get("attempt")) for event in self.events)
         self.outcome_pending, self.closed = False, True
         return later
@@ -58,7 +58,7 @@ class EventGroup:
             self.last_attempt = max(self.last_attempt, attempt)
         kind, action = event.get("kind"), event.get("action")
         if kind == "diagnosis":
-            self.diagnosed, self.diagnosed_attempt, self.told = True, attempt, len(self.events)
+            self.diagnosed, self.diagnosed_attempt, self.num_diagnosed = True, attempt, len(self.events)
         if kind == "finding":
             self.refusals_only &= event.get("detector") in REFUSAL_DETECTORS
         elif kind == "decision" and action not in (Action.REFUSE, Action.RELAX):

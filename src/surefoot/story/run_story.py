@@ -49,13 +49,13 @@ class SavedWork:
     def sentence(self) -> str:
         """The counts in words; empty where there is nothing to tell."""
         lost = f" ({self.updates_lost:,} {_plural('update', self.updates_lost)} lost)" if self.updates_lost else ""
-        told = [
+        counts = [
             (self.refused, f"bad {_plural('update', self.refused)} refused"),
             (self.rewinds, f"{_plural('rewind', self.rewinds)}{lost}"),
             (self.updates_kept, f"{_plural('update', self.updates_kept)} trained again instead of lost"),
             (self.resumes, _plural("resume", self.resumes)),
         ]
-        return ", ".join(f"{count:,} {what}" for count, what in told if count)
+        return ", ".join(f"{count:,} {what}" for count, what in counts if count)
 
 
 def _plural(noun: str, count: int) -> str:

@@ -268,10 +268,10 @@ def _events(run: LiveRun, view: ScreenView, *, width: int, room: int) -> list[Re
 
 def _incident_lines(incident: IncidentStory, width: int) -> list[Text]:
     lines = [Text(f"incident at {clean(incident_title(incident))}", "bold")]
-    told = list(incident_lines(incident, ""))
-    at = next((k for k, (label, _) in enumerate(told) if label == "result"), len(told))
-    told[at:at] = (("tried", line) for line in branch_lines(incident))
-    for label, text in told:
+    parts = list(incident_lines(incident, ""))
+    at = next((k for k, (label, _) in enumerate(parts) if label == "result"), len(parts))
+    parts[at:at] = (("tried", line) for line in branch_lines(incident))
+    for label, text in parts:
         style = ("green" if incident.helped else "red" if incident.helped is False else "") if label == "result" else ""
         lines.append(Text(f"  {label + ':':10}{clean(text)}", style))
     return [_cut(line, width) for line in lines]

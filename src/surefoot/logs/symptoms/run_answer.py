@@ -86,13 +86,13 @@ def _merge_causes(incident: IncidentStory, others: Sequence[RankedCause]) -> tup
     """The run's causes, each with the log's evidence; then the log's other causes with lower confidence."""
     causes: dict[Cause, RankedCause] = {}
     named = [c for c in incident.causes if c.cause is not Cause.UNKNOWN]
-    for told in named:
-        cause = told.cause
+    for named_cause in named:
+        cause = named_cause.cause
         same = next((other for other in others if other.cause is cause), None)
         more = same.evidence if same else others[0].evidence if others and not causes else ()
-        evidence = tuple(dict.fromkeys((*told.evidence, *more)))
-        advice = tuple(dict.fromkeys((*told.advice, *(same.advice if same else CAUSES[cause].remedies))))
-        causes[cause] = RankedCause(cause=cause, confidence=told.confidence, evidence=evidence, advice=advice)
+        evidence = tuple(dict.fromkeys((*named_cause.evidence, *more)))
+        advice = tuple(dict.fromkeys((*named_cause.advice, *(same.advice if same else CAUSES[cause].remedies))))
+        causes[cause] = RankedCause(cause=cause, confidence=named_cause.confidence, evidence=evidence, advice=advice)
     least = min((ranked.confidence for ranked in causes.values()), default=1.0)
     added = [
         replace(other, confidence=min(0.5 * other.confidence, least)) for other in others if other.cause not in causes
